@@ -1,0 +1,75 @@
+"""Replicax: distributed training in the manner of tf.distribute, on JAX.
+
+A step that runs under a strategy gives the numbers that one device gives on the same global batch,
+or it raises an error that names what differs.
+"""
+
+from replicax import collectives as collectives
+from replicax import devices as devices
+from replicax import errors as errors
+from replicax import input as input
+from replicax import values as values
+from replicax.collectives import CommunicationImplementation as CommunicationImplementation
+from replicax.collectives import CommunicationOptions as CommunicationOptions
+from replicax.collectives import ReduceOp as ReduceOp
+from replicax.devices import DeviceSpec as DeviceSpec
+from replicax.input import DistributedDataset as DistributedDataset
+from replicax.input import InputOptions as InputOptions
+from replicax.step import Function as Function
+from replicax.step import ReplicaContext as ReplicaContext
+from replicax.step import function as function
+from replicax.step import register_primitive as register_primitive
+from replicax.step import value_and_grad as value_and_grad
+from replicax.strategies import MirroredStrategy as MirroredStrategy
+from replicax.strategies import OneDeviceStrategy as OneDeviceStrategy
+from replicax.strategies import Strategy as Strategy
+from replicax.strategies import ValueContext as ValueContext
+from replicax.strategies import get_replica_context as get_replica_context
+from replicax.strategies import get_strategy as get_strategy
+from replicax.strategies import has_strategy as has_strategy
+from replicax.strategies import in_cross_replica_context as in_cross_replica_context
+from replicax.values import DistributedValues as DistributedValues
+from replicax.values import Mirrored as Mirrored
+from replicax.values import MirroredVariable as MirroredVariable
+from replicax.values import PerReplica as PerReplica
+from replicax.values import Variable as Variable
+from replicax.values import VariableAggregation as VariableAggregation
+from replicax.values import VariableSynchronization as VariableSynchronization
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "DeviceSpec",
+    "DistributedDataset",
+    "DistributedValues",
+    "Function",
+    "InputOptions",
+    "Mirrored",
+    "MirroredStrategy",
+    "MirroredVariable",
+    "OneDeviceStrategy",
+    "PerReplica",
+    "ReduceOp",
+    "ReplicaContext",
+    "Strategy",
+    "ValueContext",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "collectives",
+    "devices",
+    "errors",
+    "function",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+    "input",
+    "register_primitive",
+    "value_and_grad",
+    "values",
+]
+
+devices.apply_environment()

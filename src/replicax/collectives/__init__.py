@@ -1,0 +1,46 @@
+"""Collectives: how the values of the replicas are combined, in both runners.
+
+`mapped` holds the collectives of a compiled program, `local` those on one list a replica.
+"""
+
+from __future__ import annotations
+
+from . import _local as local
+from . import _mapped as mapped
+from ._hlo import CompiledCollective as CompiledCollective
+from ._hlo import collectives_in as collectives_in
+from ._keys import CollectiveKeys as CollectiveKeys
+from ._ledger import KINDS as KINDS
+from ._ledger import Entry as Entry
+from ._ledger import Ledger as Ledger
+from ._ledger import differences as differences
+from ._options import CommunicationImplementation as CommunicationImplementation
+from ._options import CommunicationOptions as CommunicationOptions
+from ._packing import PACK_BYTES as PACK_BYTES
+from ._packing import SMALL_LEAF_BYTES as SMALL_LEAF_BYTES
+from ._packing import plan_packs as plan_packs
+from ._reduce_op import ReduceOp as ReduceOp
+from ._rendezvous import Meet as Meet
+from ._rendezvous import Request as Request
+from ._rendezvous import run_replicas as run_replicas
+
+__all__ = [
+    "KINDS",
+    "PACK_BYTES",
+    "SMALL_LEAF_BYTES",
+    "CollectiveKeys",
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "CompiledCollective",
+    "Entry",
+    "Ledger",
+    "Meet",
+    "ReduceOp",
+    "Request",
+    "collectives_in",
+    "differences",
+    "local",
+    "mapped",
+    "plan_packs",
+    "run_replicas",
+]

@@ -1,0 +1,319 @@
+"""Collectives inside a mapped program, over a named axis.
+
+For the compiled runner: these functions are called while a `shard_map` is traced. The gradient
+of each is the same collective of the cotangents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from replicax.errors import ContextError, InternalError, describe
+
+from ._arithmetic import (
+    as_array,
+    check_divisible,
+    check_reducible,
+    check_source,
+    finish,
+    is_key,
+    leaf_names,
+    normalised_axis,
+    prepare,
+    result_dtype,
+)
+from ._options import CommunicationOptions
+from ._packing import plan_packs
+from ._reduce_op import ReduceOp
+
+_THE_VALUE = "the value"
+
+
+def all_reduce(
+    op: ReduceOp | str,
+    leaves: Sequence[Any],
+    *,
+    axis_name: str,
+    num_replicas: int,
+    options: CommunicationOptions | None = None,
+) -> list[jax.Array]:
+    """Combines each leaf over all replicas. Context: replica. Collective: yes.
+
+    Small leaves of one dtype travel in one collective, large ones alone. The mean of integers
+    is float32 (float64 for 64-bit integers) and does not wrap; a sum of integers wraps as
+    `jnp.sum` of the same dtype does. Empty leaves travel not at all.
+
+    The gradient of SUM and MEAN is the same collective of the cotangents. The gradient of
+    MAX and MIN goes to the replicas whose element won, in equal parts, as in `jnp.max`.
+
+    Args:
+        op: The reduce op.
+        leaves: Arrays of any shapes and dtypes, `f32[...]`.
+        axis_name: Axis of the mapped program.
+        num_replicas: Size of this axis.
+        options: `bytes_per_pack` is used.
+
+    Returns:
+        The combined leaves, in the same order and shapes, equal on all replicas.
+
+    Raises:
+        ArgumentTypeError: A leaf is no array, or `op` has no meaning for its dtype.
+        ContextError: The call is outside a program that is mapped over `axis_name`.
+    """
+    op = ReduceOp.parse(op)
+    options = options or CommunicationOptions()
+    _check_axis(axis_name, num_replicas)
+    names = leaf_names(leaves)
+    arrays = [as_array(leaf, name) for leaf, name in zip(leaves, names, strict=True)]
+    for array, name in zip(arrays, names, strict=True):
+        check_reducible(op, array, name)
+    full = [number for number, array in enumerate(arrays) if array.size]
+    prepared = [prepare(op, arrays[number], num_replicas) for number in full]
+    totals = _reduce_packed(op, prepared, axis_name, options.bytes_per_pack)
+    by_number = dict(zip(full, totals, strict=True))
+    return [
+        finish(op, by_number[number], array.dtype, num_replicas)
+        if number in by_number
+        else jnp.zeros(array.shape, result_dtype(op, array.dtype))
+        for number, array in enumerate(arrays)
+    ]
+
+
+def all_gather(x: Any, axis: int, *, axis_name: str, num_replicas: int) -> jax.Array:
+    """Joins the values of all replicas along an axis. Context: replica. Collective: yes.
+
+    The gradient is the sum of the cotangents, of which each replica gets its own part.
+
+    Args:
+        x: `f32[..., L, ...]`, with the same shape on every replica.
+        axis: The axis with length `L`. Negative numbers count from the end.
+        axis_name: Axis of the mapped program.
+        num_replicas: Size of this axis, `R`.
+
+    Returns:
+        `f32[..., R * L, ...]`, in replica order, equal on all replicas.
+
+    Raises:
+        ArgumentTypeError: `x` is no array, or `axis` is no integer.
+        InvalidArgumentError: `x` is a scalar, or `axis` is out of range.
+        ContextError: The call is outside a program that is mapped over `axis_name`.
+    """
+    _check_axis(axis_name, num_replicas)
+    array = as_array(x, _THE_VALUE)
+    axis = normalised_axis(axis, array, _THE_VALUE)
+    if is_key(array):
+        gather = partial(all_gather, axis=axis, axis_name=axis_name, num_replicas=num_replicas)
+        return _on_key_data(gather, array)
+    if not array.size:
+        shape = (*array.shape[:axis], array.shape[axis] * num_replicas, *array.shape[axis + 1 :])
+        return jnp.zeros(shape, array.dtype)
+    gathered: jax.Array = lax.all_gather(array, axis_name, axis=axis, tiled=True)
+    return gathered
+
+
+def reduce_scatter(
+    op: ReduceOp | str, x: Any, axis: int, *, axis_name: str, num_replicas: int
+) -> jax.Array:
+    """Combines over all replicas; each keeps its part. Context: replica. Collective: yes.
+
+    The gradient of SUM and MEAN joins the cotangents of all replicas.
+
+    Args:
+        op: The reduce op.
+        x: `f32[..., L, ...]`, with the same shape on every replica.
+        axis: The axis with length `L`, divisible by the number of replicas.
+        axis_name: Axis of the mapped program.
+        num_replicas: Size of this axis, `R`.
+
+    Returns:
+        `f32[..., L / R, ...]`: on replica `i` the part `i` of the combined value.
+
+    Raises:
+        ArgumentTypeError: `x` is no array, `axis` is no integer, or `op` has no meaning for it.
+        InvalidArgumentError: `axis` is out of range, or its length is not divisible.
+        ContextError: The call is outside a program that is mapped over `axis_name`.
+    """
+    op = ReduceOp.parse(op)
+    _check_axis(axis_name, num_replicas)
+    array = as_array(x, _THE_VALUE)
+    check_reducible(op, array, _THE_VALUE)
+    axis = normalised_axis(axis, array, _THE_VALUE)
+    check_divisible(array, axis, num_replicas, _THE_VALUE)
+    length = array.shape[axis] // num_replicas
+    if not array.size:
+        shape = (*array.shape[:axis], length, *array.shape[axis + 1 :])
+        return jnp.zeros(shape, result_dtype(op, array.dtype))
+    if op in {ReduceOp.MAX, ReduceOp.MIN}:
+        total = _reduce(op, array, axis_name)
+        start = lax.axis_index(axis_name) * length
+        return lax.dynamic_slice_in_dim(total, start, length, axis)
+    prepared = prepare(op, array, num_replicas)
+    cut = axis + prepared.ndim - array.ndim  # `prepare` may put an axis in front.
+    total = lax.psum_scatter(  # type: ignore[no-untyped-call]
+        prepared, axis_name, scatter_dimension=cut, tiled=True
+    )
+    return finish(op, total, array.dtype, num_replicas)
+
+
+def broadcast(x: Any, source: int, *, axis_name: str, num_replicas: int) -> jax.Array:
+    """Gives all replicas the value of one. Context: replica. Collective: yes.
+
+    Exact to the bit, whatever the other replicas hold. The gradient is the sum of the
+    cotangents, on the source; it is zero on the others.
+
+    Args:
+        x: `f32[...]`, with the same shape on every replica.
+        source: Replica id of the value that all get.
+        axis_name: Axis of the mapped program.
+        num_replicas: Size of this axis.
+
+    Returns:
+        The value of the source, `f32[...]`, equal on all replicas.
+
+    Raises:
+        ArgumentTypeError: `x` is no array, or `source` is no integer.
+        InvalidArgumentError: There is no replica `source`.
+        ContextError: The call is outside a program that is mapped over `axis_name`.
+    """
+    _check_axis(axis_name, num_replicas)
+    array = as_array(x, _THE_VALUE)
+    source = check_source(source, num_replicas)
+    if is_key(array):
+        return _on_key_data(partial(_broadcast, axis_name, source), array)
+    if not array.size:
+        return jnp.zeros(array.shape, array.dtype)
+    return _broadcast(axis_name, source, array)
+
+
+def _check_axis(axis_name: str, num_replicas: int) -> None:
+    try:
+        size = _psum(1, axis_name)
+    except NameError as error:  # jax: unbound axis name.
+        raise ContextError(
+            describe(
+                f"A collective over the axis {axis_name!r} was called outside a mapped program.",
+                fix="call it in a function that `strategy.run` runs.",
+            )
+        ) from error
+    if size != num_replicas:
+        raise InternalError(
+            describe(f"`num_replicas={num_replicas}`, but the axis {axis_name!r} has {size}.")
+        )
+
+
+def _reduce_packed(
+    op: ReduceOp, leaves: list[jax.Array], axis_name: str, bytes_per_pack: int
+) -> list[jax.Array]:
+    """Reduces full leaves, each pack with one collective."""
+    sizes = [leaf.size * leaf.dtype.itemsize for leaf in leaves]
+    packs = plan_packs(sizes, [leaf.dtype for leaf in leaves], bytes_per_pack)
+    totals: list[jax.Array] = list(leaves)
+    for pack in packs:
+        if len(pack) == 1:
+            totals[pack[0]] = _reduce(op, leaves[pack[0]], axis_name)
+            continue
+        # Without the barrier XLA fuses the producers of the leaves into the concatenation,
+        # and computes them slowly or twice.
+        members: list[jax.Array] = lax.optimization_barrier(  # type: ignore[no-untyped-call]
+            [leaves[number] for number in pack]
+        )
+        joined = jnp.concatenate([member.ravel() for member in members])
+        total = _reduce(op, joined, axis_name)
+        ends = np.cumsum([member.size for member in members])[:-1]
+        for number, part in zip(pack, jnp.split(total, ends), strict=True):
+            totals[number] = part.reshape(leaves[number].shape)
+    return totals
+
+
+def _reduce(op: ReduceOp, x: jax.Array, axis_name: str) -> jax.Array:
+    if op in {ReduceOp.SUM, ReduceOp.MEAN}:
+        return _psum(x, axis_name)
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return _extremum(op, axis_name, x)
+    return _differentiable_extremum(op, axis_name, x)
+
+
+def _extremum(op: ReduceOp, axis_name: str, x: jax.Array) -> jax.Array:
+    reducer: Callable[[jax.Array, str], jax.Array] = lax.pmax if op is ReduceOp.MAX else lax.pmin
+    return reducer(x, axis_name)
+
+
+# lax has no derivative of pmax and pmin. This one is that of `jnp.max` over the replicas.
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _differentiable_extremum(op: ReduceOp, axis_name: str, x: jax.Array) -> jax.Array:
+    """Compares floats as integers of the same order: transports disagree on NaN, integers win."""
+    bits = 8 * x.dtype.itemsize
+    integer = np.dtype(f"int{bits}")
+    # The NaN that is beyond infinity in the direction of the op, so that it wins.
+    nan = jnp.asarray(jnp.nan if op is ReduceOp.MAX else -jnp.nan, x.dtype)
+    ordered = _swap_order(lax.bitcast_convert_type(jnp.where(jnp.isnan(x), nan, x), integer))
+    best = _swap_order(_extremum(op, axis_name, ordered))
+    return lax.bitcast_convert_type(best, x.dtype)
+
+
+def _swap_order(bits: jax.Array) -> jax.Array:
+    """Floats as integers of the same order, and back: negative floats count downwards."""
+    magnitude = jnp.asarray(jnp.iinfo(bits.dtype).max, bits.dtype)  # type: ignore[no-untyped-call]
+    return jnp.where(bits < 0, bits ^ magnitude, bits)
+
+
+@_differentiable_extremum.defjvp
+def _extremum_jvp(
+    op: ReduceOp, axis_name: str, primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    (x,), (tangent,) = primals, tangents
+    best = _differentiable_extremum(op, axis_name, x)
+    won = (x == best).astype(x.dtype)
+    share = won / _psum(won, axis_name)
+    return best, _psum(share * tangent, axis_name)
+
+
+def _select_source(axis_name: str, source: int, x: jax.Array) -> jax.Array:
+    """The value of the source, by a sum to which the other replicas add zero."""
+    is_source = lax.axis_index(axis_name) == source
+    return _psum(jnp.where(is_source, x, jnp.zeros_like(x)), axis_name)
+
+
+def _psum(x: Any, axis_name: str) -> jax.Array:
+    total: jax.Array = lax.psum(x, axis_name)  # type: ignore[no-untyped-call]
+    return total
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _broadcast(axis_name: str, source: int, x: jax.Array) -> jax.Array:
+    """Broadcasts the bits as unsigned integers: a sum of floats loses -0.0 and NaN payloads."""
+    if x.dtype == jnp.bool_:
+        return _select_source(axis_name, source, x.astype(jnp.uint8)).astype(jnp.bool_)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        real, imag = (_broadcast(axis_name, source, part) for part in (x.real, x.imag))
+        return lax.complex(real, imag)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return _select_source(axis_name, source, x)
+    bits = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
+    return lax.bitcast_convert_type(_select_source(axis_name, source, bits), x.dtype)
+
+
+@_broadcast.defjvp
+def _broadcast_jvp(
+    axis_name: str, source: int, primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    (x,), (tangent,) = primals, tangents
+    value = _broadcast(axis_name, source, x)
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return value, tangent  # The empty tangent of an integer or a bool.
+    return value, _select_source(axis_name, source, tangent)
+
+
+def _on_key_data(transfer: Callable[[jax.Array], jax.Array], keys: jax.Array) -> jax.Array:
+    """Applies a transfer to the numbers behind PRNG keys."""
+    moved: jax.Array = jax.random.wrap_key_data(
+        transfer(jax.random.key_data(keys)), impl=jax.random.key_impl(keys)
+    )
+    return moved

@@ -1,0 +1,130 @@
+"""Options of a collective."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+
+from replicax.errors import ArgumentTypeError, InvalidArgumentError, describe
+
+
+class CommunicationImplementation(enum.Enum):
+    """The transport that the user asks for.
+
+    XLA chooses the transport of a compiled program itself: NCCL between GPUs, Gloo between
+    CPU processes, memory inside a process. The choice is kept so that programs written for
+    tf.distribute run unchanged.
+
+    Example:
+        >>> CommunicationImplementation.parse("nccl")
+        <CommunicationImplementation.NCCL: 'NCCL'>
+    """
+
+    AUTO = "AUTO"
+    RING = "RING"
+    NCCL = "NCCL"
+
+    @classmethod
+    def parse(cls, value: CommunicationImplementation | str) -> CommunicationImplementation:
+        """Returns the member that `value` means. Context: any.
+
+        Args:
+            value: A member, or its name in any case.
+
+        Raises:
+            ArgumentTypeError: `value` is neither a member nor a string.
+            InvalidArgumentError: No member has this name.
+        """
+        if isinstance(value, cls):
+            return value
+        fix = "pass AUTO, RING or NCCL."
+        if not isinstance(value, str):
+            raise ArgumentTypeError(describe(_echo("implementation", value), fix=fix))
+        if value.upper() not in cls.__members__:
+            raise InvalidArgumentError(describe(_echo("implementation", value), fix=fix))
+        return cls[value.upper()]
+
+
+@dataclasses.dataclass(frozen=True)
+class CommunicationOptions:
+    """Options of a collective. Context: any.
+
+    Attributes:
+        bytes_per_pack: Largest number of bytes that travel together. 0 lets the library
+            decide by the sizes of the leaves.
+        timeout_seconds: Longest wait for one replica to reach a collective of the eager
+            runner. None waits for ever.
+        implementation: A member of `CommunicationImplementation`, or its name in any case.
+
+    Raises:
+        ArgumentTypeError: A field has the wrong type.
+        InvalidArgumentError: A field is out of range.
+
+    Example:
+        >>> CommunicationOptions(bytes_per_pack=1 << 20, implementation="ring").implementation
+        <CommunicationImplementation.RING: 'RING'>
+    """
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    implementation: CommunicationImplementation = CommunicationImplementation.AUTO
+
+    def __post_init__(self) -> None:
+        """Checks each field, and turns the name of an implementation into a member."""
+        _check_bytes_per_pack(self.bytes_per_pack)
+        _check_timeout_seconds(self.timeout_seconds)
+        parsed = CommunicationImplementation.parse(self.implementation)
+        object.__setattr__(self, "implementation", parsed)
+
+    def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
+        """Returns these options, changed where `other` is not the default. Context: any.
+
+        Args:
+            other: Options that win. None changes nothing.
+
+        Raises:
+            ArgumentTypeError: `other` is no `CommunicationOptions`.
+
+        Example:
+            >>> base = CommunicationOptions(bytes_per_pack=1024, timeout_seconds=5.0)
+            >>> base.merge(CommunicationOptions(timeout_seconds=9.0)).bytes_per_pack
+            1024
+        """
+        if other is None:
+            return self
+        if not isinstance(other, CommunicationOptions):
+            raise ArgumentTypeError(
+                describe(_echo("other", other), fix="pass `rx.CommunicationOptions(...)`.")
+            )
+        default = CommunicationOptions()
+        changed = {
+            field.name: getattr(other, field.name)
+            for field in dataclasses.fields(other)
+            if getattr(other, field.name) != getattr(default, field.name)
+        }
+        return dataclasses.replace(self, **changed)
+
+
+def _check_bytes_per_pack(value: object) -> None:
+    fix = "pass a number of bytes, or 0 to let the library decide."
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentTypeError(describe(_echo("bytes_per_pack", value), fix=fix))
+    if value < 0:
+        raise InvalidArgumentError(
+            describe(_echo("bytes_per_pack", value), why="it is negative.", fix=fix)
+        )
+
+
+def _check_timeout_seconds(value: object) -> None:
+    if value is None:
+        return
+    fix = "pass a number of seconds above 0, or None to wait for ever."
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ArgumentTypeError(describe(_echo("timeout_seconds", value), fix=fix))
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidArgumentError(describe(_echo("timeout_seconds", value), fix=fix))
+
+
+def _echo(name: str, value: object) -> str:
+    return f"`{name}={value!r}` ({type(value).__name__}) is not accepted."

@@ -1,0 +1,11 @@
+"""Input: global batches shared out over the replicas.
+
+Floor 5 of the design.
+"""
+
+from replicax.input._distributed import DistributedDataset as DistributedDataset
+from replicax.input._distributed import distribute as distribute
+from replicax.input._options import InputOptions as InputOptions
+from replicax.input._split import rows_per_replica as rows_per_replica
+
+__all__ = ["DistributedDataset", "InputOptions", "distribute", "rows_per_replica"]

@@ -1,0 +1,101 @@
+"""Share the rows of one global batch out over the replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax import errors
+from replicax.input._options import Remainder
+from replicax.values import PerReplica, ReplicaMesh
+
+
+def rows_per_replica(rows: int, num_replicas: int) -> list[int]:
+    """How many rows each replica gets: equal shares, in order, the last ones shorter.
+
+    Example:
+        >>> rows_per_replica(7, 3), rows_per_replica(2, 4)
+        ([3, 3, 1], [1, 1, 0, 0])
+    """
+    share = -(-rows // num_replicas)
+    return [min(share, max(0, rows - i * share)) for i in range(num_replicas)]
+
+
+def split_batch(batch: Any, mesh: ReplicaMesh, remainder: Remainder, step: int) -> Any:
+    """Turn a global batch into per-replica values on the replicas' devices.
+
+    Args:
+        batch: A tree of arrays `[B, ...]`.
+        mesh: The replicas.
+        remainder: The rule for batches that do not divide evenly.
+        step: Number of the batch, for messages.
+
+    Returns:
+        The tree with `PerReplica` leaves, or None if no row is left. A padded batch carries the
+        number of real rows of each replica; padding repeats the batch's first row.
+
+    Raises:
+        InvalidArgumentError: The leaves have different numbers of rows, or none; or the batch is
+            uneven and `remainder` is `"error"`.
+    """
+    leaves, structure = jax.tree.flatten(batch)
+    arrays = [_host(leaf) for leaf in leaves]
+    rows = _row_count(batch, arrays, step)
+    n = mesh.num_replicas
+    if rows % n:
+        if remainder == "error":
+            raise errors.InvalidArgumentError(
+                errors.describe(
+                    f"Global batch {step} has {rows} rows, which {n} replicas cannot share evenly.",
+                    why="The dataset was distributed with `remainder='error'`.",
+                    fix=f"Use a batch size divisible by {n}, or `remainder='mask'` (keeps every "
+                    "row) or 'drop'.",
+                )
+            )
+        if remainder == "drop":
+            rows -= rows % n
+            arrays = [array[:rows] for array in arrays]
+    if rows == 0:
+        return None
+    counts = rows_per_replica(rows, n)
+    share = counts[0]
+    real = None if share * n == rows else np.array(counts, np.int32)
+    return structure.unflatten(
+        [PerReplica.from_stacked(_placed(array, share, mesh), real) for array in arrays]
+    )
+
+
+def _placed(array: np.ndarray[Any, Any], share: int, mesh: ReplicaMesh) -> jax.Array:
+    """Put rows ``[i * share, (i + 1) * share)`` on replica ``i``, padded with the first row."""
+    n, rows = mesh.num_replicas, array.shape[0]
+    if rows < share * n:
+        # A real row cannot bring a NaN or an infinity that the data does not hold.
+        padding = np.broadcast_to(array[:1], (share * n - rows, *array.shape[1:]))
+        array = np.concatenate([array, padding])
+    stacked = array.reshape((n, share, *array.shape[1:]))
+    return jax.make_array_from_callback(stacked.shape, mesh.stacked, stacked.__getitem__)
+
+
+def _host(leaf: Any) -> np.ndarray[Any, Any]:
+    array = np.asarray(leaf)
+    # What JAX would do to them as well, once and before they are sent.
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+
+
+def _row_count(batch: Any, arrays: list[np.ndarray[Any, Any]], step: int) -> int:
+    lengths = {array.shape[0] if array.ndim else None for array in arrays}
+    if len(lengths) == 1 and None not in lengths:
+        return int(next(iter(lengths)) or 0)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(batch)]
+    rows = [(f"batch{path}", array.shape) for path, array in zip(paths, arrays, strict=True)]
+    raise errors.InvalidArgumentError(
+        errors.describe(
+            f"Element {step} of the dataset is not a global batch.",
+            table=errors.Table(("leaf", "shape"), rows),
+            why="All its leaves must be arrays with one number of rows on axis 0, which is shared "
+            "out over the replicas.",
+            fix="Batch the dataset to the global batch before distributing it.",
+        )
+    )

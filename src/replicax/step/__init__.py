@@ -1,0 +1,31 @@
+"""How a step runs: contexts, `rx.function`, the proof, and the two runners.
+
+Floor 4 of the design. The compiled runner traces a replica function once, proves it and makes one
+program over all devices; the eager runner runs it once a replica, in turns.
+"""
+
+from replicax.step._access import FunctionTrace as FunctionTrace
+from replicax.step._compiled import CompiledReplicaContext as CompiledReplicaContext
+from replicax.step._context import ReplicaContext as ReplicaContext
+from replicax.step._context import SingleReplicaContext as SingleReplicaContext
+from replicax.step._function import Function as Function
+from replicax.step._function import function as function
+from replicax.step._gradients import value_and_grad as value_and_grad
+from replicax.step._proof import register_primitive as register_primitive
+from replicax.step._run import mixed as mixed
+from replicax.step._run import require_cross_replica as require_cross_replica
+from replicax.step._run import run as run
+
+__all__ = [
+    "CompiledReplicaContext",
+    "Function",
+    "FunctionTrace",
+    "ReplicaContext",
+    "SingleReplicaContext",
+    "function",
+    "mixed",
+    "register_primitive",
+    "require_cross_replica",
+    "run",
+    "value_and_grad",
+]

@@ -1,0 +1,184 @@
+"""How variables are read and written while a program is traced.
+
+A trace sees variables through an access object: reads give tracers, writes are recorded, and the
+engine turns both into inputs and outputs of the compiled program. Accesses nest: the function,
+in it a replica function, in it a differentiated function. Each sees the writes of its own and
+otherwise asks its parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.extend.core
+
+from replicax import errors
+from replicax.collectives import Entry
+from replicax.values import PerReplica, Provenance, StrategyLike, Variable, VariableAccess
+
+
+def trace_level() -> object:
+    """An object that compares equal for equal levels of tracing in this thread."""
+    return jax.extend.core.get_opaque_trace_state(convention="nnx")
+
+
+class TracedVariables:
+    """Variables as one level of tracing sees them.
+
+    Args:
+        parent: Where values come from that were not written here; None at the top.
+        values: Values that this level starts from.
+    """
+
+    def __init__(
+        self, parent: VariableAccess | None, values: Mapping[Variable, Any] | None = None
+    ) -> None:
+        self._parent = parent
+        self.values: dict[Variable, Any] = dict(values or {})
+        self.stored: dict[Variable, errors.CallSite | None] = {}
+        self._level = trace_level()
+
+    def read(self, variable: Variable) -> jax.Array:
+        """Return the value at this level."""
+        if variable in self.values:
+            value: jax.Array = self.values[variable]
+            return value
+        if self._parent is None:
+            raise _unknown(variable)
+        return self._parent.read(variable)
+
+    def store(self, variable: Variable, value: Any, call_site: errors.CallSite | None) -> None:
+        """Record a write.
+
+        Raises:
+            ContextError: The write is inside a transformed function (`lax.scan`, `jax.grad`,
+                `jax.jit`, ...), whose values must not leave it in this way.
+        """
+        if trace_level() != self._level:
+            raise written_inside_transformation(variable, call_site)
+        self.values[variable] = value
+        self.stored[variable] = call_site
+
+
+class FunctionTrace(TracedVariables):
+    """The outermost level: one trace of an `rx.function`.
+
+    Attributes:
+        strategy: The strategy whose replicas the function runs on, once it is known.
+        used: Variables that were read or written.
+        entries: The collectives, in program order.
+        mirrored: Results of runs that are proved mirrored, by identity.
+    """
+
+    def __init__(self, values: Mapping[Variable, Any], function_id: int = 0) -> None:
+        super().__init__(None, values)
+        self._function_id = function_id
+        self.strategy: StrategyLike | None = None
+        self.used: set[Variable] = set()
+        self.entries: list[Entry] = []
+        self.mirrored: dict[int, Any] = {}
+
+    def read(self, variable: Variable) -> jax.Array:
+        """Return the value, and note that the program needs the variable."""
+        self.used.add(variable)
+        return super().read(variable)
+
+    def store(self, variable: Variable, value: Any, call_site: errors.CallSite | None) -> None:
+        """Record a write, and note that the program needs the variable."""
+        self.used.add(variable)
+        super().store(variable, value, call_site)
+
+    def per_replica(self, stacked: Any, rows: Any, cause: str) -> PerReplica:
+        """Wrap a varying result."""
+        return PerReplica.from_stacked(stacked, rows, Provenance(self._function_id, cause))
+
+    def runs_on(self, strategy: StrategyLike) -> None:
+        """Note that the program runs on the replicas of ``strategy``.
+
+        Raises:
+            MixedStrategiesError: It also runs on those of another strategy.
+        """
+        if self.strategy is None:
+            self.strategy = strategy
+        elif self.strategy is not strategy:
+            raise errors.MixedStrategiesError(
+                errors.describe(
+                    f"One rx.function uses two strategies: {self.strategy.name} and "
+                    f"{strategy.name}.",
+                    why="It becomes one program over the devices of one strategy.",
+                    fix="Make one function for each strategy.",
+                )
+            )
+
+
+class ForeignTrace(FunctionTrace):
+    """A run inside somebody else's trace, such as `jax.jit`: variables are out of reach."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def read(self, variable: Variable) -> jax.Array:
+        """Refuse."""
+        raise _out_of_reach(variable)
+
+    def store(self, variable: Variable, value: Any, call_site: errors.CallSite | None) -> None:
+        """Refuse."""
+        del value, call_site
+        raise _out_of_reach(variable)
+
+
+def require_same_strategy(variable: Variable, strategy: StrategyLike, doing: str) -> None:
+    """Check that a variable belongs to the strategy in whose replica context it is used.
+
+    Raises:
+        MixedStrategiesError: It was made under another strategy, or outside of every scope.
+    """
+    if variable.strategy is strategy:
+        return
+    if variable.strategy is None:
+        what = f"Variable `{variable.name}` was {doing} in a replica of {strategy.name}, but it "
+        what += "was created outside of the strategy's scope."
+        why = "It has one copy, on one device, and nothing keeps replicas in step with it."
+    else:
+        what = f"Variable `{variable.name}` of {variable.strategy.name} was {doing} in a replica "
+        what += f"of {strategy.name}."
+        why = "Its copies lie on the devices of its own strategy."
+    fix = "Create the variable under `with strategy.scope():` of the strategy that runs the step."
+    raise errors.MixedStrategiesError(errors.describe(what, why=why, fix=fix))
+
+
+def _unknown(variable: Variable) -> errors.ContextError:
+    return errors.ContextError(
+        errors.describe(
+            f"Variable `{variable.name}` was created while the function was traced.",
+            fix="Create it before the function is called, and use it in the function.",
+        )
+    )
+
+
+def _out_of_reach(variable: Variable) -> errors.ContextError:
+    return errors.ContextError(
+        errors.describe(
+            f"Variable `{variable.name}` was used under `jax.jit` (or another JAX "
+            "transformation) outside of an `rx.function`.",
+            why="JAX would keep the value of this moment as a constant and lose writes.",
+            fix="Decorate the function with `rx.function` instead of `jax.jit`.",
+        )
+    )
+
+
+def written_inside_transformation(
+    variable: Variable, call_site: errors.CallSite | None
+) -> errors.ContextError:
+    where = f" at {call_site}" if call_site is not None else ""
+    return errors.ContextError(
+        errors.describe(
+            f"Variable `{variable.name}` was written inside a transformed function{where}.",
+            why="The body of `lax.scan`, `lax.cond`, `jax.grad`, `jax.jit` or `jax.vmap` has "
+            "values of its own, which cannot leave it through a variable.",
+            fix="Return the new value from the transformed function and assign it outside. In a "
+            "loss function, use `rx.value_and_grad`, which carries writes out.",
+        )
+    )

@@ -1,0 +1,145 @@
+"""The arguments of a replica function: which are mirrored, per-replica or no arrays at all."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import errors
+from replicax.values import DistributedValues, Mirrored, PerReplica, StrategyLike, Variable
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One leaf of the arguments.
+
+    Attributes:
+        value: The array, the `PerReplica`, or any other object.
+        label: How messages call it, such as ``argument `batch[0]` ``.
+    """
+
+    value: Any
+    label: str
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the leaf is one array, equal on all replicas."""
+        return isinstance(self.value, (jax.Array, np.ndarray, np.generic))
+
+    @property
+    def is_per_replica(self) -> bool:
+        """Whether each replica gets its own component."""
+        return isinstance(self.value, PerReplica)
+
+
+def check_run_arguments(strategy: StrategyLike, args: Any, kwargs: Any) -> None:
+    """Check the form of `args` and `kwargs` of `strategy.run`.
+
+    Raises:
+        ArgumentTypeError: `args` is no list or tuple, or `kwargs` no dictionary.
+    """
+    if not isinstance(args, (list, tuple)):
+        raise errors.ArgumentTypeError(
+            errors.describe(
+                f"{strategy.name}.run: `args` must be a list or tuple, not {type(args).__name__}.",
+                fix="Pass one argument as `args=(value,)`.",
+            )
+        )
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise errors.ArgumentTypeError(
+            errors.describe(
+                f"{strategy.name}.run: `kwargs` must be a dictionary, not {type(kwargs).__name__}."
+            )
+        )
+
+
+def flatten_arguments(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[list[Leaf], jax.tree_util.PyTreeDef]:
+    """Split arguments into labelled leaves; per-replica values are leaves."""
+    with_paths, structure = jax.tree_util.tree_flatten_with_path(
+        (tuple(args), kwargs), is_leaf=lambda value: isinstance(value, DistributedValues)
+    )
+    names = parameter_names(fn, len(args))
+    leaves = []
+    for path, value in with_paths:
+        label = f"argument `{argument_name(path, names)}`"
+        if isinstance(value, Mirrored) and not isinstance(value, Variable):
+            value = value.value  # noqa: PLW2901 - a mirrored value is passed as its array
+        leaves.append(Leaf(value, label))
+    return leaves, structure
+
+
+def argument_name(path: Sequence[Any], names: Sequence[str]) -> str:
+    """Name the place of a leaf in `(args, kwargs)`, such as ``batch[0]['image']``."""
+    in_args = getattr(path[0], "idx", 0) == 0
+    head = names[path[1].idx] if in_args else path[1].key
+    return head + jax.tree_util.keystr(tuple(path[2:]))
+
+
+def all_parameter_names(fn: Callable[..., Any]) -> list[str]:
+    """Names of the parameters of a function that can be given by position."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):  # Some builtins have no signature.
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
+    """Names of the first ``count`` arguments that are given by position."""
+    names = all_parameter_names(fn)
+    rest = [f"args[{i}]" for i in range(len(names), count)]
+    return (names + rest)[:count]
+
+
+def stack_components(components: Sequence[Any], label: str = "A per-replica value") -> Any:
+    """Stack components of one shape and dtype into one array ``[num_replicas, ...]``.
+
+    Raises:
+        InvalidArgumentError: They differ; the error has a row a replica.
+    """
+    arrays = [jnp.asarray(component) for component in components]
+    kinds = {(array.shape, array.dtype) for array in arrays}
+    if len(kinds) > 1:
+        rows = [(i, str(array.dtype), str(array.shape)) for i, array in enumerate(arrays)]
+        raise errors.InvalidArgumentError(
+            errors.describe(
+                f"{label} has components of different shapes or dtypes in a compiled step.",
+                table=errors.Table(("replica", "dtype", "shape"), rows),
+                why="The step is one program for all replicas.",
+                fix="Use `strategy.distribute_dataset`, which pads and masks uneven batches, or "
+                "call the step outside of `rx.function`, where shapes may differ.",
+            )
+        )
+    if any(isinstance(array, jax.core.Tracer) for array in arrays):
+        return jnp.stack(arrays)
+    home = next(iter(arrays[0].devices()))
+    # Back on the host, so that the program may put each row on its replica's device.
+    stacked = jnp.stack([jax.device_put(array, home) for array in arrays])
+    is_key = jnp.issubdtype(stacked.dtype, jax.dtypes.prng_key)
+    return stacked if is_key else np.asarray(stacked)
+
+
+def check_components(strategy: StrategyLike, leaf: Leaf) -> None:
+    """Check that a per-replica leaf has one component a replica.
+
+    Raises:
+        InvalidArgumentError: It has more or fewer.
+    """
+    count = leaf.value.num_components
+    if count != strategy.num_replicas_in_sync:
+        raise errors.InvalidArgumentError(
+            errors.describe(
+                f"{leaf.label} is {leaf.value!r} with {count} components, but {strategy.name} has "
+                f"{strategy.num_replicas_in_sync} replicas.",
+                fix="Make it with this strategy: `strategy.distribute_dataset` or "
+                "`strategy.distribute_values_from_function`.",
+            )
+        )

@@ -1,0 +1,109 @@
+"""The parts of jax that differ between releases or have no public name.
+
+All that the step floor takes from `jax._src`, or reads off jax objects without a documented
+name, is here. Each function has a test that fails when jax moves the name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jaxlib
+from jax.core import Tracer
+from jax.extend.core import JaxprEqn, take_current_trace
+
+from replicax.errors import CallSite
+
+_GLUE_FILES = frozenset(
+    file for file in (contextlib.__file__, functools.__file__, threading.__file__) if file
+)
+
+
+def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """Splits a closed or open jaxpr into the jaxpr with its variables, and its constants.
+
+    jax 0.10 closes a jaxpr in a wrapper; in jax 0.12 every jaxpr holds its own constants.
+    """
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def is_jaxpr(value: object) -> bool:
+    """Whether a parameter of an equation is a jaxpr, closed or open."""
+    return hasattr(getattr(value, "jaxpr", value), "eqns")
+
+
+def scan_lengths(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Number of constants and of carried values of a `scan` equation."""
+    if "num_consts" in params:  # jax 0.10
+        return params["num_consts"], params["num_carry"]
+    constants, carry, _ = params["ft_in"].unpack()  # jax 0.12
+    return len(constants), len(carry)
+
+
+def is_reference(aval: object) -> bool:
+    """Whether an abstract value is a mutable array reference (`jax.new_ref`)."""
+    return any(base.__name__ == "AbstractRef" for base in type(aval).__mro__)
+
+
+def is_dead_tracer(value: object) -> bool:
+    """Whether a value is a tracer of none of the traces that are running: a leaked tracer.
+
+    To be asked where the jaxpr was made, so that what encloses it is still running.
+    """
+    if not isinstance(value, Tracer):
+        return False
+    with take_current_trace() as innermost:
+        running: Any = innermost
+    while running is not None and running is not value._trace:
+        running = getattr(running, "parent_trace", None)
+    return running is None
+
+
+def equation_site(eqn: JaxprEqn) -> CallSite | None:
+    """The innermost line of user code that made an equation, or None where not known."""
+    trace = eqn.source_info.traceback
+    if trace is None:
+        return None
+    library = _library_prefixes()
+    for code, instruction in zip(*trace.raw_frames(), strict=True):
+        file = code.co_filename
+        if not file.startswith(library) and file not in _GLUE_FILES:
+            line = type(trace).code_addr2line(code, instruction)
+            return CallSite(file, line, code.co_name)
+    return None
+
+
+@functools.cache
+def _library_prefixes() -> tuple[str, ...]:
+    here = opened.__code__.co_filename
+    package = os.path.dirname(os.path.dirname(here))  # noqa: PTH120 - no resolving wanted.
+    folders = [package, *jax.__path__, *jaxlib.__path__]
+    return (*(os.path.join(folder, "") for folder in folders), "<frozen ")  # noqa: PTH118
+
+
+def expand_high_primitive(eqn: JaxprEqn) -> Any:
+    """The jaxpr that a `call_hi_primitive` equation stands for.
+
+    Raises:
+        Exception: Whatever the tracing of the primitive raises.
+    """
+    primitive = eqn.params["_prim"]
+
+    def run(*flat: Any) -> Any:
+        return primitive.expand(*jax.tree.unflatten(primitive.in_tree, flat))
+
+    return jax.make_jaxpr(run)(*(atom.aval for atom in eqn.invars))
+
+
+def registered_primitives() -> Iterator[str]:
+    """Names of the primitives that the running jax can compile. For tests."""
+    from jax._src.interpreters import mlir  # noqa: PLC0415 - tests alone need it.
+
+    tables = [mlir._lowerings, *mlir._platform_specific_lowerings.values()]
+    yield from {primitive.name for table in tables for primitive in table}

@@ -1,0 +1,339 @@
+"""`rx.function`: a Python function becomes one compiled program over all replicas."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import jax
+
+from replicax import errors
+from replicax.collectives import CompiledCollective, Entry, collectives_in
+from replicax.step._access import FunctionTrace
+from replicax.step._arguments import (
+    all_parameter_names,
+    argument_name,
+    parameter_names,
+    stack_components,
+)
+from replicax.step._program import Program, VariablesChanged, check_leaf, signature
+from replicax.step._state import (
+    check_fed_back,
+    check_returned_state,
+    donated_names,
+    donated_positions,
+)
+from replicax.step._trace import Traced, trace
+from replicax.values import PerReplica, StrategyLike, Variable, current_frame, regroup
+
+_COUNT = itertools.count(1)
+_REBUILDS = 10
+
+
+class Function:
+    """A function that is traced once and runs as one compiled program; see `rx.function`."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        donate: int | str | Sequence[int | str] = (),
+        static_argnames: str | Sequence[str] = (),
+    ) -> None:
+        if not callable(fn):
+            raise errors.ArgumentTypeError(
+                errors.describe(
+                    f"rx.function takes a function, not {fn!r}.",
+                    fix="Write `@rx.function` or `rx.function(fn, donate=...)`.",
+                )
+            )
+        self._fn = fn
+        self._id = next(_COUNT)
+        functools.update_wrapper(self, fn)
+        self.__name__: str = getattr(fn, "__name__", type(fn).__name__)
+        self._donate = donated_names(donate, all_parameter_names(fn), self.__name__)
+        names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
+        self._static = frozenset(names)
+        self._variants: dict[tuple[tuple[str, Any], ...], Function] = {}
+        self._programs: dict[StrategyLike | None, dict[Any, Program]] = {}
+        self._plain_arguments: set[str] = set()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step.
+
+        Context: cross-replica or outside. Inside another `rx.function` or a replica function, the
+        plain Python function is called.
+        """
+        frame = current_frame()
+        strategy = None
+        if frame is not None:
+            if frame.access is not None or frame.replica is not None or frame.merging is not None:
+                return self._fn(*args, **kwargs)
+            strategy = frame.strategy
+        if self._static:
+            return self._specialised(args, kwargs)
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        program = self._programs.get(strategy, {}).get(structure)
+        if program is None:
+            leaves, structure, program = self._build(strategy, args, kwargs)
+        for _ in range(_REBUILDS):
+            try:
+                return program(leaves)
+            except VariablesChanged as changed:
+                program = self._rebuilt(program, changed.traced, strategy, leaves)
+        raise errors.InternalError(
+            errors.describe(
+                f"`{self.__name__}` used other variables each time it was traced.",
+                fix="Use the same variables in every call; choose between them outside.",
+            )
+        )
+
+    # -- building programs ------------------------------------------------------
+
+    def trace_program(self, structure: Any, leaves: Sequence[Any]) -> Traced:
+        """Trace the function and check what the trace returns."""
+        traced = trace(self._fn, structure, leaves, function_id=self._id)
+        args, _ = structure.unflatten(leaves)
+        check_returned_state(args, traced.example, self._donate, self._names(args), self.__name__)
+        return traced
+
+    def _names(self, args: Sequence[Any]) -> list[str]:
+        return parameter_names(self._fn, len(args))
+
+    def _build(
+        self, strategy: StrategyLike | None, args: Any, kwargs: Any
+    ) -> tuple[list[Any], Any, Program]:
+        """Make the program for a structure of arguments that was not seen before."""
+        args, kwargs = _stacked((args, kwargs))
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        programs = self._programs.setdefault(strategy, {})
+        if structure in programs:  # The call had components, which are stacked anew each time.
+            return leaves, structure, programs[structure]
+        self._check_arguments(args, kwargs)
+        traced = self.trace_program(structure, leaves)
+        program = self._program(traced, structure, args, kwargs, leaves)
+        program.traces[signature(leaves)] = traced
+        programs[structure] = program
+        if traced.strategy is not None:
+            leaves = program.placed(leaves)
+        return leaves, structure, program
+
+    def _program(
+        self, traced: Traced, structure: Any, args: Any, kwargs: Any, leaves: Sequence[Any]
+    ) -> Program:
+        return Program(
+            self,
+            structure,
+            written=traced.written,
+            read=[v for v in traced.variables if v in traced.used - set(traced.written)],
+            donated=donated_positions(args, kwargs, self._donate, self._names(args)),
+            per_replica=_per_replica_positions((args, kwargs)),
+            count=len(leaves),
+            strategy=traced.strategy,
+        )
+
+    def _rebuilt(
+        self, old: Program, traced: Traced, strategy: StrategyLike | None, leaves: Sequence[Any]
+    ) -> Program:
+        """Make a program that serves the variables of old and new traces."""
+        written = [*old.written, *(v for v in traced.written if v not in old.written)]
+        used = {*old.read, *old.written, *traced.used}
+        program = Program(
+            self,
+            old.structure,
+            written=written,
+            read=[v for v in traced.variables if v in used - set(written)],
+            donated=old.donated,
+            per_replica=old.per_replica,
+            count=len(leaves),
+            strategy=traced.strategy,
+        )
+        program.traces.update(old.traces)
+        self._programs.setdefault(strategy, {})[old.structure] = program
+        return program
+
+    def _check_arguments(self, args: Any, kwargs: Any) -> None:
+        names = self._names(args)
+        with_paths, _ = jax.tree_util.tree_flatten_with_path(
+            (args, kwargs), is_leaf=lambda value: isinstance(value, (PerReplica, Variable))
+        )
+        for path, value in with_paths:
+            name = argument_name(path, names)
+            if isinstance(value, PerReplica):
+                check_fed_back(value, name, self._id, self._plain_arguments, self.__name__)
+            else:
+                check_leaf(value, name)
+        self._plain_arguments.update(
+            argument_name(path, names)
+            for path, value in with_paths
+            if not isinstance(value, PerReplica)
+        )
+
+    def _specialised(self, args: Any, kwargs: Any) -> Any:
+        """Call the function for these values of the static arguments."""
+        names = self._names(args)
+        named = dict(zip(names, args, strict=True))
+        static = {k: v for k, v in {**named, **kwargs}.items() if k in self._static}
+        key = tuple(sorted(static.items()))
+        if key not in self._variants:
+            self._variants[key] = Function(_without(self._fn, static), donate=self._donate)
+        return self._variants[key](
+            *(a for name, a in zip(names, args, strict=True) if name not in self._static),
+            **{k: v for k, v in kwargs.items() if k not in self._static},
+        )
+
+    # -- looking at it --------------------------------------------------------------
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """Lower the step for these arguments, without running it.
+
+        Returns:
+            JAX's own object: `.as_text()`, `.compile().as_text()`, `.compile().cost_analysis()`.
+        """
+        frame = current_frame()
+        strategy = frame.strategy if frame is not None else None
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        program = self._programs.get(strategy, {}).get(structure)
+        if program is None:
+            leaves, structure, program = self._build(strategy, args, kwargs)
+        return program.lower(leaves)
+
+    def collectives(self, *args: Any, **kwargs: Any) -> tuple[CompiledCollective, ...]:
+        """List the collectives that the compiled step holds for these arguments.
+
+        They are read from XLA's optimised program, so they are what runs: leaves that were packed
+        count once.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> import replicax as rx
+            >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> @rx.function
+            ... def total(x):
+            ...     def replica_fn(x):
+            ...         return rx.get_replica_context().all_reduce("sum", x)
+            ...     return strategy.run(replica_fn, args=(x,))
+            >>> [c.kind for c in total.collectives(rx.PerReplica([jnp.ones(3), jnp.ones(3)]))]
+            ['all-reduce']
+        """
+        return collectives_in(self.lower(*args, **kwargs).compile().as_text())
+
+    def requested_collectives(self, *args: Any, **kwargs: Any) -> tuple[Entry, ...]:
+        """List the collectives that the replica functions ask for, in program order."""
+        leaves, structure = jax.tree.flatten(_stacked((args, kwargs)))
+        return self.trace_program(structure, leaves).entries
+
+    def __repr__(self) -> str:
+        return f"<rx.function {self.__name__}>"
+
+
+def _without(fn: Callable[..., Any], static: dict[str, Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def rest(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs, **static)
+
+    return rest
+
+
+def _stacked(tree: Any) -> Any:
+    """Stack per-replica values that are held as components."""
+
+    def stack(value: Any) -> Any:
+        if not isinstance(value, PerReplica) or value.stacked is not None:
+            return value
+        return regroup(value.values, lambda rows: PerReplica.from_stacked(stack_components(rows)))
+
+    return jax.tree.map(stack, tree, is_leaf=lambda value: isinstance(value, PerReplica))
+
+
+def _per_replica_positions(tree: Any) -> frozenset[int]:
+    leaves = jax.tree.leaves(tree, is_leaf=lambda value: isinstance(value, PerReplica))
+    positions: list[int] = []
+    start = 0
+    for leaf in leaves:
+        width = len(jax.tree.leaves(leaf))
+        if isinstance(leaf, PerReplica):
+            positions.extend(range(start, start + width))
+        start += width
+    return frozenset(positions)
+
+
+@overload
+def function(
+    fn: Callable[..., Any],
+    *,
+    donate: int | str | Sequence[int | str] = ...,
+    static_argnames: str | Sequence[str] = ...,
+) -> Function: ...
+
+
+@overload
+def function(
+    fn: None = None,
+    *,
+    donate: int | str | Sequence[int | str] = ...,
+    static_argnames: str | Sequence[str] = ...,
+) -> Callable[[Callable[..., Any]], Function]: ...
+
+
+def function(
+    fn: Callable[..., Any] | None = None,
+    *,
+    donate: int | str | Sequence[int | str] = (),
+    static_argnames: str | Sequence[str] = (),
+) -> Function | Callable[[Callable[..., Any]], Function]:
+    """Compile a step: Python is traced once for each set of shapes, then XLA runs one program.
+
+    Inside, `strategy.run` becomes one mapped program over all replicas. Variables that the
+    function reads or writes are found while tracing, given to the program, donated and written
+    back. What replicas must agree on is proved before the program runs the first time.
+
+    Works as a decorator, with or without arguments. The function may also be written in functional
+    style: `state, loss = step(state, batch)`. State that is proved mirrored comes back as plain
+    arrays that go into the next step without a copy.
+
+    Context: cross-replica or outside of every scope. Collective: yes, if the function is.
+
+    Args:
+        fn: The function. Its arguments and results are trees of arrays, numbers and per-replica
+            values.
+        donate: Positions or names of arguments whose memory the step may reuse; their arrays are
+            deleted. What comes back in the place of a donated argument must be proved mirrored.
+        static_argnames: Names of parameters that are no arrays; the function is compiled for each
+            value of them.
+
+    Returns:
+        A `Function`: call it like `fn`; see also its `collectives` and `lower`.
+
+    Raises:
+        VaryingWriteError: A mirrored variable, or state, is written with a value that may differ
+            between replicas. Raised by the call, while it traces.
+        VaryingControlFlowError: A collective stands under control flow that varies.
+        UnprovenError: The proof cannot be made.
+
+    Example:
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     w = rx.Variable(0.0, name="w")
+        >>> @rx.function
+        ... def step(x):
+        ...     def replica_step(x):
+        ...         w.assign_add(rx.get_replica_context().all_reduce("mean", x))
+        ...     strategy.run(replica_step, args=(x,))
+        >>> step(rx.PerReplica([1.0, 3.0]))
+        >>> float(w)
+        2.0
+    """
+    if fn is None:
+        return lambda fn: Function(fn, donate=donate, static_argnames=static_argnames)
+    return Function(fn, donate=donate, static_argnames=static_argnames)
+
+
+def is_tracing() -> FunctionTrace | None:
+    """The trace that the current thread is in, or None."""
+    frame = current_frame()
+    access = frame.access if frame is not None else None
+    return access if isinstance(access, FunctionTrace) else None

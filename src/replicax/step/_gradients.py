@@ -1,0 +1,111 @@
+"""Gradients of functions that use variables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from replicax import errors
+from replicax.step._access import TracedVariables
+from replicax.values import Frame, Variable, VariableAccess, current_frame, entered
+from replicax.values._lending import lend
+
+
+class _Direct:
+    """Access outside of every trace and replica."""
+
+    def read(self, variable: Variable) -> jax.Array:
+        return lend(variable)
+
+    def store(self, variable: Variable, value: Any, call_site: errors.CallSite | None) -> None:
+        del call_site
+        variable._store_directly(value)
+
+
+def value_and_grad(
+    fn: Callable[..., Any],
+    variables: Any = None,
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+) -> Callable[..., Any]:
+    """Make a function that returns the value of `fn` and its gradient on this replica.
+
+    The gradient is local: combine it with `ctx.all_reduce("mean", gradients)`. Unlike
+    `jax.value_and_grad`, `fn` may write variables (BatchNorm statistics, counters); the writes
+    take effect once `fn` has returned.
+
+    Context: any. Collective: no, but the collectives inside `fn` are, forwards and backwards.
+
+    Args:
+        fn: Function with a scalar result, or a pair of it and anything else with `has_aux`.
+        variables: A tree of variables to differentiate with respect to. If None, the arguments
+            that `argnums` names are differentiated instead.
+        argnums: Positions of arguments to differentiate; used only without `variables`.
+        has_aux: Whether `fn` returns `(value, aux)`.
+
+    Returns:
+        A function of the arguments of `fn` that returns `(value, gradients)`, or
+        `((value, aux), gradients)`. The gradients have the structure of `variables`, or of the
+        arguments.
+
+    Raises:
+        ArgumentTypeError: `variables` holds something else than variables.
+
+    Example:
+        >>> import replicax as rx
+        >>> w = rx.Variable(3.0, name="w")
+        >>> value, grads = rx.value_and_grad(lambda x: w.value ** 2 * x, [w])(2.0)
+        >>> print(value, grads[0])
+        18.0 12.0
+    """
+    leaves, structure = jax.tree.flatten(variables)
+    for leaf in leaves:
+        if not isinstance(leaf, Variable):
+            raise errors.ArgumentTypeError(
+                errors.describe(
+                    f"rx.value_and_grad: `variables` holds {type(leaf).__name__}, not a variable.",
+                    fix="Pass a list or tree of `rx.Variable`, or leave `variables` out and "
+                    "differentiate arguments with `argnums`.",
+                )
+            )
+
+    @functools.wraps(fn)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        frame = current_frame()
+        outer: VariableAccess = (frame.access if frame is not None else None) or _Direct()
+        differentiated = [outer.read(variable) for variable in leaves]
+        sites: dict[Variable, errors.CallSite | None] = {}
+
+        def inner(values: Sequence[Any], *args: Any) -> Any:
+            overlay = TracedVariables(outer, dict(zip(leaves, values, strict=True)))
+            inside = Frame(
+                frame.strategy if frame is not None else None,
+                replica=frame.replica if frame is not None else None,
+                access=overlay,
+            )
+            with entered(inside):
+                result = fn(*args, **kwargs)
+            value, aux = result if has_aux else (result, None)
+            sites.update(overlay.stored)
+            # The order of this dictionary is the order of the writes.
+            return value, (aux, [overlay.values[variable] for variable in overlay.stored])
+
+        if variables is not None:
+            positions: int | tuple[int, ...] = 0
+        elif isinstance(argnums, int):
+            positions = argnums + 1 if argnums >= 0 else argnums
+        else:
+            positions = tuple(n + 1 if n >= 0 else n for n in argnums)
+        compute = jax.value_and_grad(inner, argnums=positions, has_aux=True)
+        (value, (aux, written)), gradients = compute(differentiated, *args)
+        for (variable, site), new in zip(sites.items(), written, strict=True):
+            outer.store(variable, new, site)
+        if variables is not None:
+            gradients = structure.unflatten(gradients)
+        return ((value, aux) if has_aux else value), gradients
+
+    return wrapped

@@ -1,0 +1,218 @@
+"""One compiled program of an `rx.function`, and the path of a step through it.
+
+The path of a step is short: collect the variables' arrays, call the jitted function on flat
+lists, write the new arrays back. Everything else happens when JAX has to trace anew.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import errors
+from replicax.step._trace import Traced
+from replicax.values import ReplicaMesh, StrategyLike, Variable
+from replicax.values._lending import COUNTER, keep_lent_arrays
+
+if TYPE_CHECKING:
+    from replicax.step._function import Function
+
+IN_FLIGHT_ON_CPU = 4
+"""How many steps may be under way when several replicas share this process's CPU.
+
+XLA's collectives on the CPU block a pool thread for each waiting device. With hundreds of steps
+queued, threads of one step wait for threads that a later step holds, and XLA aborts the process
+after 40 s. A few steps keep the devices busy as well.
+"""
+
+
+class VariablesChanged(Exception):  # noqa: N818 - a signal, caught by the function
+    """A new trace uses other variables than the program was built for."""
+
+    def __init__(self, traced: Traced) -> None:
+        super().__init__("the program must be built anew")
+        self.traced = traced
+
+
+class Program:
+    """A jitted function for one structure of arguments.
+
+    Args:
+        function: The function that it belongs to, which traces.
+        structure: Structure of `(args, kwargs)`.
+        written: Variables that it replaces; their arrays are donated.
+        read: Variables that it only reads.
+        donated: Positions of argument leaves that are donated.
+        per_replica: Positions of argument leaves that are stacked, one row a replica.
+        count: Number of argument leaves.
+        strategy: The strategy whose replicas it runs on, or None.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        structure: Any,
+        *,
+        written: Sequence[Variable],
+        read: Sequence[Variable],
+        donated: Sequence[int],
+        per_replica: frozenset[int],
+        count: int,
+        strategy: StrategyLike | None,
+    ) -> None:
+        self.function, self.structure = function, structure
+        self.written, self.read, self.strategy = tuple(written), tuple(read), strategy
+        self.donated = tuple(donated)
+        self.kept = tuple(i for i in range(count) if i not in set(donated))
+        self.per_replica = per_replica
+        self.traces: dict[Any, Traced] = {}
+        self._tracing_failed = False
+        self._mesh: ReplicaMesh | None = strategy.replica_mesh if strategy is not None else None
+        self._throttled = self._mesh is not None and self._mesh.is_cpu_simulation
+        self._in_flight: collections.deque[jax.Array] = collections.deque()
+        self._lendings_seen = -1
+        self._jitted = self._jit()
+
+    # -- the path of a step ---------------------------------------------------
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        """Run one step.
+
+        Raises:
+            VariablesChanged: A new trace needs other variables; nothing was run.
+        """
+        if self._lendings_seen != COUNTER.lendings:
+            keep_lent_arrays(self.written)
+            self._lendings_seen = COUNTER.lendings
+        try:
+            new, result, done = self._dispatch(leaves)
+        except ValueError:
+            # Some argument is committed to other devices; unless the error is the user's own.
+            failed, self._tracing_failed = self._tracing_failed, False
+            if failed or self._mesh is None:
+                raise
+            new, result, done = self._dispatch(self.placed(leaves))
+        for variable, value in zip(self.written, new, strict=True):
+            variable._value = value
+        if self._throttled:
+            self._in_flight.append(done)
+            if len(self._in_flight) > IN_FLIGHT_ON_CPU:
+                self._in_flight.popleft().block_until_ready()
+        return result
+
+    def _dispatch(self, leaves: Sequence[Any]) -> Any:
+        kept = leaves
+        donated: Sequence[Any] = ()
+        if self.donated:
+            donated = [leaves[i] for i in self.donated]
+            kept = [leaves[i] for i in self.kept]
+        return self._jitted(
+            [variable._value for variable in self.written],
+            donated,
+            [variable._value for variable in self.read],
+            kept,
+        )
+
+    # -- building ---------------------------------------------------------------
+
+    def _jit(self) -> Any:
+        if self._mesh is None:
+            return jax.jit(self._flat, donate_argnums=(0, 1))
+        mesh = self._mesh
+        layouts = [
+            mesh.stacked if i in self.per_replica else mesh.mirrored
+            for i in range(len(self.donated) + len(self.kept))
+        ]
+        shardings: tuple[Any, ...] = (
+            [mesh.mirrored] * len(self.written),
+            [layouts[i] for i in self.donated],
+            [mesh.mirrored] * len(self.read),
+            [layouts[i] for i in self.kept],
+        )
+        if not self.donated:
+            shardings = (shardings[0], (), *shardings[2:])
+        return jax.jit(self._flat, donate_argnums=(0, 1), in_shardings=shardings)
+
+    def _flat(
+        self,
+        written: Sequence[Any],
+        donated: Sequence[Any],
+        read: Sequence[Any],
+        kept: Sequence[Any],
+    ) -> tuple[list[Any], Any, Any]:
+        """What JAX traces: once for each set of shapes."""
+        leaves: list[Any] = [None] * (len(donated) + len(kept))
+        for position, leaf in zip(self.donated, donated, strict=True):
+            leaves[position] = leaf
+        for position, leaf in zip(self.kept, kept, strict=True):
+            leaves[position] = leaf
+        traced = self._trace(leaves)
+        values = dict(zip(self.written + self.read, [*written, *read], strict=True))
+        new, result = traced.evaluate(values, leaves)
+        by_variable = dict(zip(traced.written, new, strict=True))
+        outputs = [by_variable.get(v, values[v]) for v in self.written]
+        if self._mesh is not None:
+            outputs = [jax.lax.with_sharding_constraint(x, self._mesh.mirrored) for x in outputs]
+        # An output that no later step donates: it tells when this step is done.
+        done = jnp.zeros((), jnp.bool_) if self._throttled else None
+        return outputs, result, done
+
+    def _trace(self, leaves: Sequence[Any]) -> Traced:
+        key = signature(leaves)
+        if key not in self.traces:
+            self.is_tracing = True
+            try:
+                self.traces[key] = self.function.trace_program(self.structure, leaves)
+            finally:
+                self._tracing_failed = False
+        traced = self.traces[key]
+        if not (set(traced.written) <= set(self.written)) or not (
+            traced.used <= {*self.written, *self.read}
+        ):
+            raise VariablesChanged(traced)
+        return traced
+
+    def placed(self, leaves: Sequence[Any]) -> list[Any]:
+        """Move leaves to where the program wants them."""
+        assert self._mesh is not None
+        mesh = self._mesh
+        return [
+            jax.device_put(leaf, mesh.stacked if i in self.per_replica else mesh.mirrored)
+            for i, leaf in enumerate(leaves)
+        ]
+
+    def lower(self, leaves: Sequence[Any]) -> Any:
+        """Lower for inspection, as `jax.stages.Lowered`."""
+        values = [v._value for v in self.written], [v._value for v in self.read]
+        donated = [leaves[i] for i in self.donated]
+        kept = [leaves[i] for i in self.kept]
+        return self._jitted.lower(values[0], donated or (), values[1], kept)
+
+
+def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """What a trace depends on: shape, dtype and weak type of each leaf."""
+    shapes = jax.eval_shape(lambda *leaves: leaves, *leaves)
+    return tuple((x.shape, x.dtype, x.weak_type) for x in shapes)
+
+
+def check_leaf(value: Any, name: str) -> None:
+    """Check that an argument leaf of an `rx.function` is an array or number.
+
+    Raises:
+        ArgumentTypeError: It is something else.
+    """
+    if isinstance(value, (bool, int, float, complex)) or hasattr(value, "dtype"):
+        return
+    raise errors.ArgumentTypeError(
+        errors.describe(
+            f"Argument `{name}` of an rx.function is {value!r}, a {type(value).__name__}.",
+            why="Arguments are arrays and numbers, in any structure; the compiled step is used for "
+            "all values of them.",
+            fix="Use the object from outside (a global or a closure), or name the parameter in "
+            "`rx.function(static_argnames=...)` to compile one step for each value of it.",
+        )
+    )

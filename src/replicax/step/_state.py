@@ -1,0 +1,157 @@
+"""State of the functional style: what goes into a step mirrored must come back mirrored.
+
+`state, loss = step(state, batch)` threads state through the step by hand. A state that comes back
+varying means that every replica would train a model of its own. Three things show it:
+
+* an argument that is donated must come back mirrored: what replaces it is state;
+* a result tree in the place and of the structure of an argument is taken for its next value;
+* a per-replica result of the step that is fed back where a plain array went in before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from replicax import errors
+from replicax.values import PerReplica
+
+
+def donated_names(
+    donate: int | str | Sequence[int | str], parameters: Sequence[str], function: str
+) -> tuple[str, ...]:
+    """Names of the donated parameters.
+
+    Raises:
+        InvalidArgumentError: There is no such parameter.
+    """
+    names = []
+    for item in (donate,) if isinstance(donate, (int, str)) else tuple(donate):
+        if isinstance(item, str) and item in parameters:
+            names.append(item)
+        elif isinstance(item, int) and 0 <= item < len(parameters):
+            names.append(parameters[item])
+        else:
+            raise errors.InvalidArgumentError(
+                errors.describe(
+                    f"`donate` = {item!r}: `{function}` has no such parameter.",
+                    fix=f"Pass names or positions of {', '.join(parameters) or 'parameters'}.",
+                )
+            )
+    return tuple(names)
+
+
+def donated_positions(
+    args: Sequence[Any], kwargs: dict[str, Any], donate: Sequence[str], names: Sequence[str]
+) -> tuple[int, ...]:
+    """Positions of the leaves of donated arguments in the leaves of `(args, kwargs)`."""
+    with_paths, _ = jax.tree_util.tree_flatten_with_path((args, kwargs))
+    positions = []
+    for position, (path, _) in enumerate(with_paths):
+        head = names[path[1].idx] if path[0].idx == 0 else path[1].key
+        if head in donate:
+            positions.append(position)
+    return tuple(positions)
+
+
+def check_returned_state(
+    args: Sequence[Any], result: Any, donate: Sequence[str], names: Sequence[str], function: str
+) -> None:
+    """Check that state comes back mirrored.
+
+    Args:
+        args: The positional arguments, arrays or tracers.
+        result: The result of the function; varying parts are `PerReplica`.
+        donate: Names of donated arguments.
+        names: Names of the positional arguments.
+        function: Name of the function.
+
+    Raises:
+        VaryingWriteError: Naming the paths of the state that varies.
+    """
+    parts = list(result) if isinstance(result, (tuple, list)) else [result]
+    for position, (argument, name) in enumerate(zip(args, names, strict=False)):
+        if name in donate:
+            candidates = [(f"result[{i}]", part) for i, part in enumerate(parts)]
+            candidates.append(("result", result))
+        elif len(parts) > 1 and position < len(parts) and not _is_bare(argument):
+            candidates = [(f"result[{position}]", parts[position])]
+        else:
+            continue
+        for where, part in candidates:
+            varying = _varying_paths(argument, part)
+            if varying:
+                raise _varying_state(name, where, varying, function)
+
+
+def check_fed_back(
+    value: PerReplica, name: str, function_id: int, plain: set[str], function: str
+) -> None:
+    """Refuse a varying result of a function as the next value of a mirrored argument.
+
+    Args:
+        value: The per-replica argument.
+        name: Path of the argument.
+        function_id: The function that is called.
+        plain: Paths of arguments that were plain arrays before.
+        function: Name of the function.
+
+    Raises:
+        VaryingWriteError: The value is the function's own varying result.
+    """
+    if value.provenance.function == function_id and name in plain:
+        raise _varying_state(name, "the last result", [("", value.provenance.cause)], function)
+
+
+def _is_bare(argument: Any) -> bool:
+    return isinstance(argument, PerReplica) or jax.tree.structure(argument).num_nodes == 1
+
+
+def _varying_paths(argument: Any, part: Any) -> list[tuple[str, str]]:
+    """Paths and causes of varying leaves, if ``part`` has the form of ``argument``."""
+    if isinstance(argument, PerReplica) or not jax.tree.leaves(argument):
+        return []
+    old, old_structure = jax.tree.flatten(argument, is_leaf=_is_per_replica)
+    new, new_structure = jax.tree_util.tree_flatten_with_path(part, is_leaf=_is_per_replica)
+    if old_structure != new_structure:
+        return []
+    if any(_local_shape(x) != _local_shape(y) for x, (_, y) in zip(old, new, strict=True)):
+        return []
+    return [
+        (jax.tree_util.keystr(path), y.provenance.cause)
+        for x, (path, y) in zip(old, new, strict=True)
+        if isinstance(y, PerReplica) and not isinstance(x, PerReplica)
+    ]
+
+
+def _is_per_replica(value: Any) -> bool:
+    return isinstance(value, PerReplica)
+
+
+def _local_shape(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, PerReplica):
+        return (value.stacked.shape[1:], value.stacked.dtype)
+    array = jax.typeof(value)
+    return (array.shape, array.dtype)
+
+
+def _varying_state(
+    name: str, where: str, varying: Sequence[tuple[str, str]], function: str
+) -> errors.VaryingWriteError:
+    return errors.VaryingWriteError(
+        errors.describe(
+            f"State `{name}` goes into `{function}` mirrored and comes back as {where} with values "
+            "that may differ between replicas.",
+            table=errors.Table(
+                ("state", "varies because it depends on"),
+                [(name + path, cause) for path, cause in varying[:20]],
+            ),
+            why="Each replica would keep weights of its own. Most often a gradient was not "
+            "all-reduced.",
+            fix="Combine what differs: `ctx.all_reduce('mean', gradients)`. If it is no state, "
+            "return it in another place or structure; if the state is meant to differ, start it "
+            "with `strategy.distribute_values_from_function`.",
+        )
+    )

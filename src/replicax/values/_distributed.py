@@ -1,0 +1,338 @@
+"""Values with one component a replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from replicax import errors
+from replicax.values._operators import ArrayLike
+
+
+class DistributedValues:
+    """Base of the values that hold one component a replica."""
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components, in replica order."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Which compiled step produced a per-replica value, and why the value varies.
+
+    All provenances are equal, so that they take no part in the comparison of tree structures.
+    """
+
+    function: int
+    cause: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Provenance)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+UNKNOWN = Provenance(function=0, cause="")
+
+
+def _no_number(self: Any, *_: Any, **__: Any) -> NoReturn:
+    raise errors.ArgumentTypeError(
+        errors.describe(
+            f"{self!r} was used as one array or number outside of a replica context.",
+            why="It holds one component a replica, and they may differ.",
+            fix="Combine the components with `strategy.reduce(op, value, axis=None)`, look at them "
+            "with `strategy.local_results(value)`, or pass the value to `strategy.run`.",
+        )
+    )
+
+
+class PerReplica(DistributedValues):
+    """A value that may differ between replicas: a *varying* value outside of replica context.
+
+    It is a pytree node. In compiled steps its components are the rows of one array
+    ``[num_replicas, ...]`` that is sharded over the mesh axis ``"replica"``; in the eager runner
+    they are separate arrays, whose shapes may differ.
+
+    Args:
+        values: The components, in replica order.
+
+    Example:
+        >>> import replicax as rx
+        >>> rx.PerReplica([1.0, 2.0]).values
+        (1.0, 2.0)
+    """
+
+    __slots__ = ("_components", "_local", "_rows", "_stacked", "provenance")
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        if not isinstance(values, (list, tuple)):
+            raise errors.ArgumentTypeError(
+                errors.describe(
+                    f"PerReplica takes a list or tuple of components, not {type(values).__name__}.",
+                    fix="Pass one component a replica: `rx.PerReplica([a, b])`.",
+                )
+            )
+        self._components: tuple[Any, ...] | None = tuple(values)
+        self._stacked: Any = None
+        self._rows: Any = None
+        self._local: Any = None
+        self.provenance = UNKNOWN
+
+    @classmethod
+    def from_stacked(
+        cls, stacked: Any, rows: Any = None, provenance: Provenance = UNKNOWN
+    ) -> PerReplica:
+        """Wrap an array ``[num_replicas, ...]``.
+
+        Args:
+            stacked: Component ``i`` is ``stacked[i]``.
+            rows: i32[num_replicas], how many leading rows of each component are real; the others
+                are padding. None if all are.
+            provenance: Where the value comes from.
+        """
+        new = cls(())
+        new._components = None
+        new._stacked, new._rows, new.provenance = stacked, rows, provenance
+        return new
+
+    @classmethod
+    def from_local(cls, local: Any) -> PerReplica:
+        """Wrap this replica's component inside a compiled replica function (``merge_call``)."""
+        new = cls(())
+        new._components, new._local = None, local
+        return new
+
+    @property
+    def stacked(self) -> Any:
+        """The array ``[num_replicas, ...]`` with padding, or None if held as components."""
+        return self._stacked
+
+    @property
+    def local(self) -> Any:
+        """This replica's component inside a compiled merge call, else None."""
+        return self._local
+
+    @property
+    def rows(self) -> Any:
+        """i32[num_replicas] counts of real rows, or None if every row is real."""
+        return self._rows
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components in replica order, without padding.
+
+        Raises:
+            ContextError: While tracing, if the components are padded to one shape.
+        """
+        if self._components is not None:
+            return self._components
+        if self._stacked is None:
+            raise errors.ContextError(
+                errors.describe(
+                    f"The components of {self!r} are not at hand here.",
+                    fix="Inside `merge_call`, use `strategy.local_results(value)`.",
+                )
+            )
+        if self._rows is None:
+            return tuple(self._unstacked())
+        if isinstance(self._rows, jax.core.Tracer):
+            raise errors.ContextError(
+                errors.describe(
+                    f"The components of {self!r} are padded to one shape in a compiled step, where "
+                    "the number of real rows is not a Python number.",
+                    fix="Ask for the components outside of `rx.function`, or use `strategy.reduce`,"
+                    " which counts real rows only.",
+                )
+            )
+        counts = np.asarray(self._rows)
+        return tuple(x[: int(k)] for x, k in zip(self._unstacked(), counts, strict=True))
+
+    def _unstacked(self) -> list[Any]:
+        stacked = self._stacked
+        if isinstance(stacked, jax.core.Tracer) or not isinstance(stacked, jax.Array):
+            return [stacked[i] for i in range(stacked.shape[0])]
+        shards = sorted(stacked.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+        return [shard.data[i] for shard in shards for i in range(shard.data.shape[0])]
+
+    @property
+    def num_components(self) -> int | None:
+        """Number of components, or None inside a merge call."""
+        if self._components is not None:
+            return len(self._components)
+        return None if self._stacked is None else int(self._stacked.shape[0])
+
+    def __repr__(self) -> str:
+        if self._components is not None:
+            return f"PerReplica({', '.join(_brief(x) for x in self._components)})"
+        if self._stacked is None:
+            return f"PerReplica(this replica: {_brief(self._local)})"
+        shape = getattr(self._stacked, "shape", None)
+        if shape is None:
+            return "PerReplica(...)"
+        inner = ", ".join(map(str, shape[1:]))
+        return f"PerReplica({shape[0]} x {self._stacked.dtype}[{inner}])"
+
+    __array__ = __jax_array__ = __float__ = __int__ = __bool__ = __index__ = _no_number
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_number
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __neg__ = __pow__ = _no_number
+    __lt__ = __le__ = __gt__ = __ge__ = _no_number
+    __array_ufunc__ = _no_number
+
+
+def _brief(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        return repr(value)
+    if shape == () and not isinstance(value, jax.core.Tracer):
+        return f"{value!s}"
+    return f"{value.dtype}[{', '.join(map(str, shape))}]"
+
+
+class Mirrored(DistributedValues, ArrayLike):
+    """A value that is the same on every replica.
+
+    What a step returns and is proved mirrored comes back as a plain array; this class marks a
+    value as mirrored explicitly, and is the base of mirrored variables. Plain arrays that are
+    passed to `strategy.run` are mirrored as well.
+
+    Args:
+        value: The array.
+
+    Example:
+        >>> import replicax as rx
+        >>> rx.Mirrored(3.0) + 1.0
+        4.0
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    @classmethod
+    def from_values(cls, values: Sequence[Any]) -> Mirrored:
+        """Make one value of components that must be equal bit by bit.
+
+        Raises:
+            ReplicaDivergenceError: The components differ; the error has a row a replica.
+        """
+        if not values:
+            raise errors.InvalidArgumentError("Mirrored.from_values needs at least one component.")
+        if not all(same_bits(values[0], other) for other in values[1:]):
+            rows = [(i, _brief(x), str(np.asarray(x).ravel()[:4])) for i, x in enumerate(values)]
+            raise errors.ReplicaDivergenceError(
+                errors.describe(
+                    "The components of a mirrored value differ.",
+                    table=errors.Table(("replica", "type", "first elements"), rows),
+                    fix="Reduce them first, or keep them as `rx.PerReplica`.",
+                )
+            )
+        return cls(values[0])
+
+    @property
+    def value(self) -> Any:
+        """The array."""
+        return self._value
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The value, once."""
+        return (self.value,)
+
+    def __repr__(self) -> str:
+        return f"Mirrored({_brief(self.value)})"
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """Whether two arrays or scalars agree in dtype, shape and every bit (NaN equals NaN)."""
+    if a is b:
+        return True
+    if not _is_array(a) or not _is_array(b):
+        return type(a) is type(b) and bool(a == b)
+    x, y = _host(a), _host(b)
+    return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (jax.Array, np.ndarray, np.generic))
+
+
+def _host(value: Any) -> np.ndarray[Any, Any]:
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    return np.asarray(value)
+
+
+def regroup(trees: Sequence[Any], combine: Callable[[Sequence[Any]], Any]) -> Any:
+    """Turn one tree a replica into one tree whose leaves are combined by ``combine``.
+
+    Raises:
+        StructureMismatchError: The trees have different structures.
+    """
+    flat = [jax.tree_util.tree_flatten(tree) for tree in trees]
+    structures = [structure for _, structure in flat]
+    if any(structure != structures[0] for structure in structures[1:]):
+        raise errors.StructureMismatchError(
+            errors.describe(
+                "The replicas' values have different structures.",
+                table=errors.Table(
+                    ("replica", "structure"),
+                    [(i, str(structure)) for i, structure in enumerate(structures)],
+                ),
+                why="They are combined leaf by leaf into one structure.",
+                fix="Return the same keys, lengths and types on every replica.",
+            )
+        )
+    columns = zip(*[leaves for leaves, _ in flat], strict=True)
+    return structures[0].unflatten([combine(column) for column in columns])
+
+
+# -- pytree registration: leaves are the arrays inside ----------------------
+
+
+def _flatten_per_replica(value: PerReplica) -> tuple[tuple[Any, ...], tuple[str, Provenance]]:
+    if value._components is not None:
+        return value._components, ("components", value.provenance)
+    if value._stacked is None:
+        return (value._local,), ("local", value.provenance)
+    if value._rows is None:
+        return (value._stacked,), ("stacked", value.provenance)
+    return (value._stacked, value._rows), ("padded", value.provenance)
+
+
+def _flatten_per_replica_with_keys(
+    value: PerReplica,
+) -> tuple[list[tuple[Any, Any]], tuple[str, Provenance]]:
+    children, aux = _flatten_per_replica(value)
+    keys = [jax.tree_util.GetAttrKey(name) for name in ("stacked", "rows")]
+    if aux[0] == "components":
+        keys = [jax.tree_util.SequenceKey(i) for i in range(len(children))]  # type: ignore[misc]
+    return list(zip(keys, children, strict=False)), aux
+
+
+def _unflatten_per_replica(aux: tuple[str, Provenance], children: Sequence[Any]) -> PerReplica:
+    form, provenance = aux
+    if form == "components":
+        new = PerReplica(tuple(children))
+    elif form == "local":
+        new = PerReplica.from_local(children[0])
+    else:
+        new = PerReplica.from_stacked(children[0], children[1] if form == "padded" else None)
+    new.provenance = provenance
+    return new
+
+
+jax.tree_util.register_pytree_with_keys(
+    PerReplica,
+    _flatten_per_replica_with_keys,
+    _unflatten_per_replica,
+    _flatten_per_replica,
+)
+jax.tree_util.register_pytree_node(
+    Mirrored, lambda value: ((value._value,), None), lambda _, children: Mirrored(children[0])
+)

@@ -1,0 +1,47 @@
+"""Arrays that left a variable: the user may hold them, so a step must not give them away.
+
+A compiled step donates the state that it replaces. An array that was read from a variable outside
+of a step may still be in the user's hands, and would then be found deleted. Reading therefore
+marks the variable as lent, and the next step that would donate it takes a copy instead. Steps
+learn from one counter whether anything was lent since their last call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from replicax.values._variable import Variable
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.lendings = 0
+
+
+COUNTER = _Counter()
+
+
+def lend(variable: Variable) -> jax.Array:
+    """Return the variable's array, which from now on the user may hold."""
+    mark_lent(variable)
+    return variable._value
+
+
+def mark_lent(variable: Variable) -> None:
+    """Note that the user may hold the variable's array."""
+    if not variable._lent:
+        variable._lent = True
+        COUNTER.lendings += 1
+
+
+def keep_lent_arrays(variables: Iterable[Variable]) -> None:
+    """Give those of ``variables`` whose array was lent a copy of their own."""
+    for variable in variables:
+        if variable._lent:
+            variable._value = jnp.array(variable._value, copy=True)
+            variable._lent = False

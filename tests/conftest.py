@@ -1,0 +1,168 @@
+"""Fixtures of every test, and the leak police."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+SOURCE = Path(__file__).resolve().parent.parent / "src"
+PROGRAM_TIMEOUT_S = 50
+GRACE_S = 2.0
+
+# --- property tests --------------------------------------------------------------------------
+
+# A first call compiles for a second or more, so neither a deadline nor "too slow" means anything.
+hypothesis.settings.register_profile(
+    "default",
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.register_profile(
+    "ci", hypothesis.settings.get_profile("default"), derandomize=True, print_blob=True
+)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+# --- the two runners -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs a step as it is (`eager`) or through `rx.function` (`compiled`)."""
+
+    name: str
+
+    @property
+    def compiled(self) -> bool:
+        return self.name == "compiled"
+
+    def __call__(self, step: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """`step` for this runner; `options` go to `rx.function`, and eager has none."""
+        if not self.compiled:
+            return step
+        import replicax as rx
+
+        return rx.function(step, **options)
+
+
+@pytest.fixture(params=["eager", "compiled"])
+def runner(request: pytest.FixtureRequest) -> Runner:
+    """Ask for it to have a test run once in each runner: `step = runner(step)`."""
+    return Runner(request.param)
+
+
+# --- programs in a fresh interpreter -----------------------------------------------------------
+
+
+@pytest.fixture
+def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`run_python(source, **env)`: run a program in a fresh interpreter, warnings as errors.
+
+    The program starts with jax untouched: no variable of jax, XLA or Replicax is handed on but
+    `JAX_PLATFORMS=cpu`. A variable given as None is taken away.
+    """
+
+    def run(source: str, **env: str | None) -> subprocess.CompletedProcess[str]:
+        program = tmp_path / "program.py"
+        program.write_text(textwrap.dedent(source), encoding="utf-8")
+        ours = ("JAX_", "XLA_", "REPLICAX_", "PYTEST_", "COV_")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        clean |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(SOURCE)}
+        wanted = {name: value for name, value in {**clean, **env}.items() if value is not None}
+        return subprocess.run(
+            [sys.executable, "-W", "error", program],
+            env=wanted,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PROGRAM_TIMEOUT_S,
+        )
+
+    return run
+
+
+# --- the leak police ---------------------------------------------------------------------------
+
+# Threads that may stay: Python's name for a C++ thread that once called a host callback.
+POOLS = ("Dummy-",)
+
+
+def threads() -> set[threading.Thread]:
+    return {one for one in threading.enumerate() if not one.name.startswith(POOLS)}
+
+
+def processes() -> set[int]:
+    """The children of this process; the tracker that multiprocessing keeps for good is none."""
+    tasks = Path("/proc/self/task")
+    if not tasks.exists():  # not Linux: only what multiprocessing itself has started
+        return {child.pid for child in multiprocessing.active_children() if child.pid}
+    found = set()
+    for children in tasks.glob("*/children"):
+        try:
+            found |= {int(pid) for pid in children.read_text().split()}
+        except OSError:  # the thread has ended meanwhile
+            continue
+    return {pid for pid in found if b"resource_tracker" not in command_line(pid)}
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+def strategy_entered() -> bool:
+    replicax = sys.modules.get("replicax")
+    return replicax is not None and replicax.has_strategy()
+
+
+def after_grace(leaked: Callable[[], set[Any]]) -> set[Any]:
+    """What is still leaked once everything had a moment to end."""
+    deadline = time.monotonic() + GRACE_S
+    while (left := leaked()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
+
+
+@pytest.fixture(autouse=True)
+def leak_police() -> Iterator[None]:
+    """Fail a test that leaves a thread, a process, a changed variable or an open scope behind."""
+    threads_before, processes_before = threads(), processes()
+    environment_before = environment()
+
+    yield
+
+    found = []
+    if left := after_grace(lambda: threads() - threads_before):
+        found.append(f"threads still running: {sorted(one.name for one in left)}")
+    if left := after_grace(lambda: processes() - processes_before):
+        named = [f"{pid} {command_line(pid).replace(bytes(1), b' ').decode()}" for pid in left]
+        found.append(f"child processes still there: {sorted(named)}")
+    if (now := environment()) != environment_before:
+        changed = sorted(name for name, _ in now.items() ^ environment_before.items())
+        for name in set(now) - set(environment_before):
+            del os.environ[name]
+        os.environ.update(environment_before)
+        found.append(f"environment variables changed: {sorted(set(changed))}")
+    if strategy_entered():
+        found.append("a strategy's scope is still entered")
+    if found:
+        pytest.fail("The test leaves behind: " + "; ".join(found), pytrace=False)
