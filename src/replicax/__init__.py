@@ -4,11 +4,8 @@ A step that runs under a strategy gives the numbers that one device gives on the
 or it raises an error that names what differs.
 """
 
-from replicax import collectives as collectives
 from replicax import devices as devices
 from replicax import errors as errors
-from replicax import input as input
-from replicax import values as values
 from replicax.collectives import CommunicationImplementation as CommunicationImplementation
 from replicax.collectives import CommunicationOptions as CommunicationOptions
 from replicax.collectives import ReduceOp as ReduceOp
@@ -58,7 +55,6 @@ __all__ = [
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
-    "collectives",
     "devices",
     "errors",
     "function",
@@ -66,10 +62,8 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
-    "input",
     "register_primitive",
     "value_and_grad",
-    "values",
 ]
 
 devices.apply_environment()

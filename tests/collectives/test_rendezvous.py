@@ -11,6 +11,8 @@ import threading
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from replicax.collectives import Entry, Request, run_replicas
 from replicax.errors import (
@@ -320,6 +322,41 @@ def test_serve_must_answer_every_replica():
 def test_a_request_must_be_one():
     with pytest.raises(InternalError, match="no `Request`"):
         run_replicas([lambda meet: meet(3)], total)
+
+
+PLANS = st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=5)
+
+
+def outcome_of(plans):
+    """What must come of replicas that meet so often, and then raise or return."""
+    for turn in range(5):
+        for replica, (meetings, raises) in enumerate(plans):
+            if meetings == turn and raises:
+                return replica
+        finished = [meetings <= turn for meetings, _ in plans]
+        if any(finished):
+            return "done" if all(finished) else "mismatch"
+    return None
+
+
+@given(PLANS, st.sampled_from([None, 20.0]))
+def test_any_mix_of_meetings_and_failures_ends_as_it_must(plans, timeout_seconds):
+    def body(meet):
+        meetings, raises = plans[meet.replica]
+        for _ in range(meetings):
+            meet(request(0))
+        if raises:
+            raise OwnError(meet.replica, meetings)
+
+    try:
+        run_replicas([body] * len(plans), total, timeout_seconds=timeout_seconds)
+        outcome = "done"
+    except CollectiveMismatchError:
+        outcome = "mismatch"
+    except OwnError as error:
+        outcome = error.args[0]
+    assert outcome == outcome_of(plans)
+    assert replica_threads() == []
 
 
 # --- time ----------------------------------------------------------------------------------------

@@ -156,9 +156,7 @@ def reduce_scatter(
         return lax.dynamic_slice_in_dim(total, start, length, axis)
     prepared = prepare(op, array, num_replicas)
     cut = axis + prepared.ndim - array.ndim  # `prepare` may put an axis in front.
-    total = lax.psum_scatter(  # type: ignore[no-untyped-call]
-        prepared, axis_name, scatter_dimension=cut, tiled=True
-    )
+    total = lax.psum_scatter(prepared, axis_name, scatter_dimension=cut, tiled=True)
     return finish(op, total, array.dtype, num_replicas)
 
 
@@ -221,9 +219,7 @@ def _reduce_packed(
             continue
         # Without the barrier XLA fuses the producers of the leaves into the concatenation,
         # and computes them slowly or twice.
-        members: list[jax.Array] = lax.optimization_barrier(  # type: ignore[no-untyped-call]
-            [leaves[number] for number in pack]
-        )
+        members: list[jax.Array] = lax.optimization_barrier([leaves[number] for number in pack])
         joined = jnp.concatenate([member.ravel() for member in members])
         total = _reduce(op, joined, axis_name)
         ends = np.cumsum([member.size for member in members])[:-1]
@@ -260,7 +256,7 @@ def _differentiable_extremum(op: ReduceOp, axis_name: str, x: jax.Array) -> jax.
 
 def _swap_order(bits: jax.Array) -> jax.Array:
     """Floats as integers of the same order, and back: negative floats count downwards."""
-    magnitude = jnp.asarray(jnp.iinfo(bits.dtype).max, bits.dtype)  # type: ignore[no-untyped-call]
+    magnitude = jnp.asarray(jnp.iinfo(bits.dtype).max, bits.dtype)
     return jnp.where(bits < 0, bits ^ magnitude, bits)
 
 
@@ -282,7 +278,7 @@ def _select_source(axis_name: str, source: int, x: jax.Array) -> jax.Array:
 
 
 def _psum(x: Any, axis_name: str) -> jax.Array:
-    total: jax.Array = lax.psum(x, axis_name)  # type: ignore[no-untyped-call]
+    total: jax.Array = lax.psum(x, axis_name)
     return total
 
 

@@ -51,6 +51,8 @@ _logger = logging.getLogger("replicax.collectives")
 # is not kept waiting for it longer than this.
 _INTERRUPT_GRACE_SECONDS = 5.0
 
+_START_GRACE_SECONDS = 0.5
+
 _CALLER = -1
 
 
@@ -290,7 +292,13 @@ class _Run(Generic[T]):
 
     def _join(self, replica: _Replica[T], limit_seconds: float | None) -> None:
         thread = replica.thread
-        if thread is None or not thread.is_alive():
+        if thread is None:
+            return
+        # Ctrl-C may come while a thread starts. It cannot be joined before it has started.
+        patience = time.monotonic() + _START_GRACE_SECONDS
+        while not thread.is_alive() and _is_starting(thread) and time.monotonic() < patience:
+            time.sleep(0.001)
+        if not thread.is_alive():
             return
         thread.join(limit_seconds)
         if thread.is_alive():
@@ -427,6 +435,10 @@ def run_replicas(
 def _add_note(error: BaseException, note: str) -> None:
     if note not in getattr(error, "__notes__", ()):  # The object may have been raised before.
         error.add_note(note)
+
+
+def _is_starting(thread: threading.Thread) -> bool:
+    return thread.ident is None and thread in threading.enumerate()
 
 
 def _release(turn: threading.Lock) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
 import jax
@@ -95,7 +95,7 @@ def distribute(
                 fix="Pass arrays, or an iterable of global batches.",
             )
         )
-    num_batches = len(dataset) if hasattr(dataset, "__len__") else None
+    num_batches = len(dataset) if isinstance(dataset, Sized) else None
     return DistributedDataset(lambda: iter(dataset), mesh, options, num_batches)
 
 

@@ -40,6 +40,7 @@ def split_batch(batch: Any, mesh: ReplicaMesh, remainder: Remainder, step: int) 
         InvalidArgumentError: The leaves have different numbers of rows, or none; or the batch is
             uneven and `remainder` is `"error"`.
     """
+    structure: Any
     leaves, structure = jax.tree.flatten(batch)
     arrays = [_host(leaf) for leaf in leaves]
     rows = _row_count(batch, arrays, step)
@@ -75,7 +76,9 @@ def _placed(array: np.ndarray[Any, Any], share: int, mesh: ReplicaMesh) -> jax.A
         padding = np.broadcast_to(array[:1], (share * n - rows, *array.shape[1:]))
         array = np.concatenate([array, padding])
     stacked = array.reshape((n, share, *array.shape[1:]))
-    return jax.make_array_from_callback(stacked.shape, mesh.stacked, stacked.__getitem__)
+    return jax.make_array_from_callback(
+        stacked.shape, mesh.stacked, lambda index: stacked[index or ()]
+    )
 
 
 def _host(leaf: Any) -> np.ndarray[Any, Any]:

@@ -5,7 +5,7 @@ program over all devices; the eager runner runs it once a replica, in turns.
 """
 
 from replicax.step._access import FunctionTrace as FunctionTrace
-from replicax.step._compiled import CompiledReplicaContext as CompiledReplicaContext
+from replicax.step._compiled_context import CompiledReplicaContext as CompiledReplicaContext
 from replicax.step._context import ReplicaContext as ReplicaContext
 from replicax.step._context import SingleReplicaContext as SingleReplicaContext
 from replicax.step._function import Function as Function

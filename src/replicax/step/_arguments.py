@@ -61,7 +61,7 @@ def check_run_arguments(strategy: StrategyLike, args: Any, kwargs: Any) -> None:
 
 def flatten_arguments(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[list[Leaf], jax.tree_util.PyTreeDef]:
+) -> tuple[list[Leaf], Any]:
     """Split arguments into labelled leaves; per-replica values are leaves."""
     with_paths, structure = jax.tree_util.tree_flatten_with_path(
         (tuple(args), kwargs), is_leaf=lambda value: isinstance(value, DistributedValues)
@@ -79,7 +79,7 @@ def flatten_arguments(
 def argument_name(path: Sequence[Any], names: Sequence[str]) -> str:
     """Name the place of a leaf in `(args, kwargs)`, such as ``batch[0]['image']``."""
     in_args = getattr(path[0], "idx", 0) == 0
-    head = names[path[1].idx] if in_args else path[1].key
+    head: str = names[path[1].idx] if in_args else path[1].key
     return head + jax.tree_util.keystr(tuple(path[2:]))
 
 

@@ -33,11 +33,6 @@ def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
 
-def is_jaxpr(value: object) -> bool:
-    """Whether a parameter of an equation is a jaxpr, closed or open."""
-    return hasattr(getattr(value, "jaxpr", value), "eqns")
-
-
 def scan_lengths(params: Mapping[str, Any]) -> tuple[int, int]:
     """Number of constants and of carried values of a `scan` equation."""
     if "num_consts" in params:  # jax 0.10
@@ -48,7 +43,12 @@ def scan_lengths(params: Mapping[str, Any]) -> tuple[int, int]:
 
 def is_reference(aval: object) -> bool:
     """Whether an abstract value is a mutable array reference (`jax.new_ref`)."""
-    return any(base.__name__ == "AbstractRef" for base in type(aval).__mro__)
+    return _is_reference_type(type(aval))
+
+
+@functools.cache
+def _is_reference_type(kind: type) -> bool:
+    return any(base.__name__ == "AbstractRef" for base in kind.__mro__)
 
 
 def is_dead_tracer(value: object) -> bool:

@@ -21,17 +21,22 @@ class Collective:
 
     Attributes:
         kind: `all_reduce`, `all_gather`, `reduce_scatter` or `broadcast`.
-        op: The reduce op, for the kinds that combine.
+        op: The reduce op; without effect for the kinds that do not combine.
         axis: The axis, for the kinds that join or cut.
         source: The replica whose value all get, for `broadcast`.
         options: How the value travels.
     """
 
     kind: str
-    op: ReduceOp | None = None
+    op: ReduceOp = ReduceOp.SUM
     axis: int = 0
     source: int = 0
     options: CommunicationOptions = field(default_factory=CommunicationOptions)
+
+    @property
+    def op_name(self) -> str | None:
+        """Name of the reduce op, or None for the kinds that do not combine."""
+        return self.op.name if self.kind in {"all_reduce", "reduce_scatter"} else None
 
 
 class ReplicaContext:
@@ -260,6 +265,7 @@ class ReplicaContext:
     def _on_leaves(self, collective: Collective, value: Any) -> Any:
         self._require_active(collective.kind)
         value = jax.tree.map(_plain, value, is_leaf=lambda x: isinstance(x, (Variable, Mirrored)))
+        structure: Any
         leaves, structure = jax.tree.flatten(value)
         return structure.unflatten(self._communicate(collective, leaves))
 

@@ -218,7 +218,7 @@ class Function:
             >>> [c.kind for c in total.collectives(rx.PerReplica([jnp.ones(3), jnp.ones(3)]))]
             ['all-reduce']
         """
-        return collectives_in(self.lower(*args, **kwargs).compile().as_text())
+        return collectives_in(self.lower(*args, **kwargs).compile().as_text() or "")
 
     def requested_collectives(self, *args: Any, **kwargs: Any) -> tuple[Entry, ...]:
         """List the collectives that the replica functions ask for, in program order."""

@@ -62,6 +62,7 @@ def value_and_grad(
         >>> print(value, grads[0])
         18.0 12.0
     """
+    structure: Any
     leaves, structure = jax.tree.flatten(variables)
     for leaf in leaves:
         if not isinstance(leaf, Variable):

@@ -178,19 +178,21 @@ class Program:
 
     def placed(self, leaves: Sequence[Any]) -> list[Any]:
         """Move leaves to where the program wants them."""
-        assert self._mesh is not None
+        if self._mesh is None:
+            return list(leaves)
         mesh = self._mesh
         return [
             jax.device_put(leaf, mesh.stacked if i in self.per_replica else mesh.mirrored)
             for i, leaf in enumerate(leaves)
         ]
 
-    def lower(self, leaves: Sequence[Any]) -> Any:
+    def lower(self, leaves: Sequence[Any]) -> jax.stages.Lowered:
         """Lower for inspection, as `jax.stages.Lowered`."""
         values = [v._value for v in self.written], [v._value for v in self.read]
         donated = [leaves[i] for i in self.donated]
         kept = [leaves[i] for i in self.kept]
-        return self._jitted.lower(values[0], donated or (), values[1], kept)
+        lowered: jax.stages.Lowered = self._jitted.lower(values[0], donated or (), values[1], kept)
+        return lowered
 
 
 def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:

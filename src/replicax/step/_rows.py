@@ -38,7 +38,8 @@ class LocalRows:
         if self.real is None or self.capacity is None:
             return None
         self.mask_was_used = True
-        return jnp.arange(self.capacity) < self.real
+        mask: jax.Array = jnp.arange(self.capacity) < self.real
+        return mask
 
     def checked(self, per_row: Any, call: str) -> jax.Array:
         """Return ``per_row`` as an array with one entry a row.

@@ -106,13 +106,15 @@ def check_fed_back(
 
 
 def _is_bare(argument: Any) -> bool:
-    return isinstance(argument, PerReplica) or jax.tree.structure(argument).num_nodes == 1
+    structure: Any = jax.tree.structure(argument)
+    return isinstance(argument, PerReplica) or structure.num_nodes == 1
 
 
 def _varying_paths(argument: Any, part: Any) -> list[tuple[str, str]]:
     """Paths and causes of varying leaves, if ``part`` has the form of ``argument``."""
     if isinstance(argument, PerReplica) or not jax.tree.leaves(argument):
         return []
+    old_structure: Any
     old, old_structure = jax.tree.flatten(argument, is_leaf=_is_per_replica)
     new, new_structure = jax.tree_util.tree_flatten_with_path(part, is_leaf=_is_per_replica)
     if old_structure != new_structure:

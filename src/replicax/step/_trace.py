@@ -141,6 +141,7 @@ def _strategy_of(variables: set[Variable]) -> StrategyLike | None:
 
 def _plain_result(result: Any, access: FunctionTrace) -> Any:
     """Unwrap mirrored values and variables, and fix how results lie on the devices."""
+    structure: Any
     with_paths, structure = jax.tree_util.tree_flatten_with_path(
         result, is_leaf=lambda value: isinstance(value, (PerReplica, Mirrored, Variable))
     )

@@ -227,6 +227,7 @@ class Strategy(TensorFlowAliases):
             >>> strategy.local_results(rx.PerReplica([1, 5]))
             (1, 5)
         """
+        structure: Any
         leaves, structure = jax.tree.flatten(value, is_leaf=combine.is_leaf)
         columns = [self._components(leaf) for leaf in leaves]
         count = max((len(column) for column in columns if column is not None), default=1)

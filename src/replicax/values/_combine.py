@@ -23,6 +23,11 @@ _OVER_ELEMENTS: dict[ReduceOp, Callable[..., jax.Array]] = {
 }
 
 
+def over_elements(op: ReduceOp) -> Callable[..., jax.Array]:
+    """The function of `jax.numpy` that combines the elements of one array."""
+    return _OVER_ELEMENTS[op]
+
+
 def is_leaf(value: Any) -> bool:
     """Whether tree functions in cross-replica context stop at ``value``."""
     return isinstance(value, (DistributedValues, ArrayLike))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from replicax import errors
@@ -263,7 +264,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _host(value: Any) -> np.ndarray[Any, Any]:
-    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     return np.asarray(value)
 
@@ -274,7 +275,7 @@ def regroup(trees: Sequence[Any], combine: Callable[[Sequence[Any]], Any]) -> An
     Raises:
         StructureMismatchError: The trees have different structures.
     """
-    flat = [jax.tree_util.tree_flatten(tree) for tree in trees]
+    flat: list[tuple[list[Any], Any]] = [jax.tree.flatten(tree) for tree in trees]
     structures = [structure for _, structure in flat]
     if any(structure != structures[0] for structure in structures[1:]):
         raise errors.StructureMismatchError(
@@ -311,14 +312,15 @@ def _flatten_per_replica_with_keys(
     children, aux = _flatten_per_replica(value)
     keys = [jax.tree_util.GetAttrKey(name) for name in ("stacked", "rows")]
     if aux[0] == "components":
-        keys = [jax.tree_util.SequenceKey(i) for i in range(len(children))]  # type: ignore[misc]
+        keys = [jax.tree_util.SequenceKey(i) for i in range(len(children))]
     return list(zip(keys, children, strict=False)), aux
 
 
-def _unflatten_per_replica(aux: tuple[str, Provenance], children: Sequence[Any]) -> PerReplica:
+def _unflatten_per_replica(aux: tuple[str, Provenance], leaves: Iterable[Any]) -> PerReplica:
     form, provenance = aux
+    children = tuple(leaves)
     if form == "components":
-        new = PerReplica(tuple(children))
+        new = PerReplica(children)
     elif form == "local":
         new = PerReplica.from_local(children[0])
     else:

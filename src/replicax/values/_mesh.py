@@ -54,17 +54,8 @@ class ReplicaMesh:
 
     def place_mirrored(self, value: Any) -> jax.Array:
         """Copy a value to every replica; the result shares no memory with ``value``."""
-        return jax.device_put(value, self.mirrored, may_alias=False)
-
-    def place_stacked(self, rows: Sequence[Any]) -> jax.Array:
-        """Put ``rows[i]`` on the device of replica ``i``, as one stacked array."""
-        host = [np.asarray(row) for row in rows]
-        shape = (len(host), *host[0].shape)
-
-        def row_at(index: tuple[slice, ...]) -> np.ndarray[Any, Any]:
-            return host[index[0].start or 0][np.newaxis]
-
-        return jax.make_array_from_callback(shape, self.stacked, row_at, dtype=host[0].dtype)
+        placed: jax.Array = jax.device_put(value, self.mirrored, may_alias=False)
+        return placed
 
     def holds_mirrored(self, value: Any) -> bool:
         """Whether ``value`` is an array that every device of this mesh holds whole."""
@@ -79,7 +70,6 @@ class ReplicaMesh:
         return tuple(by_device[device] for device in self.devices)
 
     def from_components(self, copies: Sequence[jax.Array]) -> jax.Array:
-        """One mirrored array from equal copies that lie on the replicas' devices."""
-        return jax.make_array_from_single_device_arrays(
-            copies[0].shape, self.mirrored, list(copies)
-        )
+        """One mirrored array from equal copies, each of which is moved to its replica's device."""
+        placed = jax.device_put(list(copies), list(self.devices))
+        return jax.make_array_from_single_device_arrays(copies[0].shape, self.mirrored, placed)

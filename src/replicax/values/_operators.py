@@ -46,7 +46,8 @@ class ArrayLike:
     def __jax_array__(self) -> jax.Array:
         return self.value
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    # NumPy's protocol passes `copy` by position.
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
         # Always a copy: a view would keep a buffer that the next step gives away.
         return np.array(self.value, dtype=dtype, copy=True)
 

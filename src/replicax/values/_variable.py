@@ -34,7 +34,7 @@ class _VariableType(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         frame = current_frame()
         if cls is Variable and frame is not None and frame.strategy is not None:
-            return super(_VariableType, MirroredVariable).__call__(*args, **kwargs)
+            return type.__call__(MirroredVariable, *args, **kwargs)
         return super().__call__(*args, **kwargs)
 
 

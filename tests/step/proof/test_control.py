@@ -219,14 +219,14 @@ def test_message_names_both_lines_and_the_cause(proved):
 
     first = step.__code__.co_firstlineno
     message = str(caught.value)
-    assert f"test_control.py:{first + 3} in reduce_it" in message  # the collective
-    assert f"test_control.py:{first + 4} in step" in message  # the branch
+    assert f"test_control.py:{first + 4} in reduce_it" in message  # the collective
+    assert f"test_control.py:{first + 6} in step" in message  # the branch
     assert "the replica id" in message
     assert "in replica_id" in message
     assert "`psum`" in message
     assert "`cond`" in message
     assert "jnp.where" in message
-    assert caught.value.origin.call_site.line == first + 3
+    assert caught.value.origin.call_site.line == first + 4
     assert str(pickle.loads(pickle.dumps(caught.value))) == message  # noqa: S301 - our own bytes
 
 

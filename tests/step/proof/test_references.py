@@ -183,3 +183,18 @@ def test_a_second_name_for_a_reference_is_refused():
 
     with pytest.raises(UnprovenError, match="returns a mutable reference"):
         prove(inner.replace(eqns=[renamed], outvars=[]), [None])
+
+
+def test_one_reference_given_twice_is_refused():
+    from replicax.step._proof import prove
+
+    def fn(a, b):
+        return jax.jit(lambda x, y: x[...] + y[...])(a, b)
+
+    jaxpr = jax.make_jaxpr(fn)(jax.new_ref(X), jax.new_ref(X))
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    call = inner.eqns[0]
+    same = call.replace(invars=[call.invars[0]] * 2)
+
+    with pytest.raises(UnprovenError, match="one mutable reference twice"):
+        prove(inner.replace(eqns=[same]), [None, None])

@@ -110,13 +110,9 @@ def high_primitive(scope: Scope, eqn: JaxprEqn, kinds: list[Kind]) -> Sequence[K
 
 def _enter(scope: Scope, eqn: JaxprEqn, jaxpr: Any, kinds: Sequence[Kind]) -> Reading:
     """Reads a jaxpr that runs once, and takes over its collectives and its writes."""
-    positions = references(eqn)
-    if len({id(eqn.invars[i]) for i in positions}) != len(positions):
-        why = "it gets one mutable reference twice."
-        refuse_construct(eqn.primitive.name, _compat.equation_site(eqn), why)
     reading = scope.enter(jaxpr, kinds)
     scope.emit(reading)
-    for i in positions:
+    for i in references(eqn):
         scope.settle(eqn.invars[i], reading.inputs[i])
     return reading
 

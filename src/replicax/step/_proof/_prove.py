@@ -83,6 +83,7 @@ def prove(
         InvalidArgumentError: As many kinds as inputs, or as constants, were not given.
 
     Example:
+        >>> import jax
         >>> def step(w, x):
         ...     gradient = (w * x).sum()
         ...     return w - gradient, w - jax.lax.pmean(gradient, "replica")

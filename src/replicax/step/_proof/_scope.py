@@ -157,21 +157,33 @@ class Scope:
     def _apply(self, eqn: JaxprEqn, kinds: list[Kind]) -> None:
         rule = self.shared.find_rule(eqn)
         name = eqn.primitive.name
+        if name not in ALLOCATING:
+            _refuse_second_names(eqn)
         try:
-            results = rule(self, eqn, kinds)
-            self.define(eqn.outvars, results)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            self.define(eqn.outvars, rule(self, eqn, kinds))
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             # Another release of jax may name its parameters in another way.
             refuse_unreadable(name, _compat.equation_site(eqn), error)
-        makes_reference = any(_compat.is_reference(v.aval) for v in eqn.outvars)
-        if makes_reference and name not in ALLOCATING:
-            why = "it returns a mutable reference, which could be a second name of another one."
-            refuse_construct(name, _compat.equation_site(eqn), why)
 
 
 def references(eqn: JaxprEqn) -> list[int]:
     """Positions of the operands that are mutable references."""
     return [i for i, atom in enumerate(eqn.invars) if _compat.is_reference(atom.aval)]
+
+
+def _refuse_second_names(eqn: JaxprEqn) -> None:
+    """Each reference must have one name in a scope, so that a write through it is seen.
+
+    A `while` may give the same one to its condition and its body; its rule takes care of that.
+    """
+    name = eqn.primitive.name
+    given = [id(eqn.invars[i]) for i in references(eqn)]
+    if len(set(given)) != len(given) and name != "while":
+        why = "it gets one mutable reference twice."
+        refuse_construct(name, _compat.equation_site(eqn), why)
+    if any(_compat.is_reference(variable.aval) for variable in eqn.outvars):
+        why = "it returns a mutable reference, which could be a second name of another one."
+        refuse_construct(name, _compat.equation_site(eqn), why)
 
 
 def _constant_kinds(variables: Sequence[Any], values: Sequence[object]) -> list[Kind]:

@@ -1,0 +1,123 @@
+"""The replica function as a function of flat lists of local arrays, to be traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import errors
+from replicax.collectives import Entry
+from replicax.collectives._sites import site_of_traceback
+from replicax.step._access import FunctionTrace
+from replicax.step._arguments import Leaf
+from replicax.step._compiled_context import CompiledReplicaContext, ReplicaVariables
+from replicax.step._padding import Padding
+from replicax.step._rows import LocalRows
+from replicax.values import AXIS, Frame, PerReplica, StrategyLike, Variable, entered
+
+
+@dataclass
+class Outcome:
+    """What tracing the replica function brought, besides its jaxpr."""
+
+    structure: Any = None
+    template: tuple[Any, ...] = ()  # result leaves; arrays are None
+    paths: tuple[str, ...] = ()  # of the result's array leaves
+    written: dict[Variable, errors.CallSite | None] = field(default_factory=dict)
+    mask_was_used: bool = False
+    entries: tuple[Entry, ...] = ()
+
+
+class Body:
+    """The replica function on flat lists of local arrays."""
+
+    def __init__(
+        self,
+        strategy: StrategyLike,
+        fn: Callable[..., Any],
+        leaves: Sequence[Leaf],
+        structure: Any,
+        padding: Padding | None,
+        surrounding: FunctionTrace,
+    ) -> None:
+        self.strategy, self.fn, self.leaves, self.structure = strategy, fn, leaves, structure
+        self.padding, self.surrounding = padding, surrounding
+        self.outcome = Outcome()
+
+    def __call__(self, arrays: Sequence[jax.Array], real_rows: jax.Array | None) -> list[Any]:
+        """Run the function on tracers; the outputs are result arrays, then written variables."""
+        remaining = iter(arrays)
+        inputs = [
+            next(remaining) if leaf.is_array or leaf.is_per_replica else leaf.value
+            for leaf in self.leaves
+        ]
+        capacity = None
+        if self.padding is not None:
+            capacity = arrays[self.padding.position].shape[0]
+        rows = LocalRows(capacity, real_rows)
+        variables = ReplicaVariables(self.surrounding, self.strategy)
+        entries: list[Entry] = []
+        context = CompiledReplicaContext(self.strategy, rows, variables, entries)
+        args, kwargs = self.structure.unflatten(inputs)
+        with entered(Frame(self.strategy, replica=context, access=variables)):
+            result = self.fn(*args, **kwargs)
+        with_paths, structure = jax.tree_util.tree_flatten_with_path(
+            result, is_leaf=lambda x: isinstance(x, (Variable, PerReplica))
+        )
+        values = [_result_leaf(path, leaf) for path, leaf in with_paths]
+        arrays_out = [value for value in values if isinstance(value, jax.Array)]
+        self.outcome = Outcome(
+            structure,
+            tuple(None if isinstance(value, jax.Array) else value for value in values),
+            tuple(
+                jax.tree_util.keystr(path)
+                for (path, _), value in zip(with_paths, values, strict=True)
+                if isinstance(value, jax.Array)
+            ),
+            dict(variables.stored),
+            rows.mask_was_used,
+            tuple(entries),
+        )
+        return arrays_out + [variables.values[variable] for variable in variables.stored]
+
+
+def _result_leaf(path: Any, leaf: Any) -> Any:
+    if isinstance(leaf, PerReplica):
+        raise errors.ArgumentTypeError(
+            errors.describe(
+                f"The replica function returned {leaf!r} at `result{jax.tree_util.keystr(path)}`.",
+                why="In replica context a replica holds its own component only.",
+                fix="Return the component.",
+            )
+        )
+    if isinstance(leaf, Variable):
+        return leaf.value
+    return jnp.asarray(leaf) if hasattr(leaf, "dtype") else leaf
+
+
+def traced(body: Body, local: Sequence[Any], rows_aval: Any, strategy: StrategyLike) -> Any:
+    """The jaxpr of the replica function."""
+    axis_env = [(AXIS, strategy.num_replicas_in_sync)]
+    try:
+        return jax.make_jaxpr(body, axis_env=axis_env)(list(local), rows_aval)
+    except jax.errors.TracerBoolConversionError as error:
+        raise _python_branch(error, body.fn) from error
+
+
+def _python_branch(error: Exception, fn: Callable[..., Any]) -> errors.VaryingControlFlowError:
+    site = site_of_traceback(error.__traceback__)
+    return errors.VaryingControlFlowError(
+        errors.describe(
+            f"Python branched on a traced value in `{getattr(fn, '__name__', fn)}`"
+            + (f" at {site}." if site is not None else "."),
+            why="In rx.function the function is traced once for all replicas: the replica id and "
+            "the data have no value yet, and a branch that differs between replicas could leave "
+            "some of them waiting in a collective.",
+            fix="Use `jnp.where` (compute both sides) or `jax.lax.cond` without collectives in its "
+            "branches; or call the step outside of `rx.function`, where Python control flow works.",
+        )
+    )

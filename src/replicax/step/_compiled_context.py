@@ -1,0 +1,116 @@
+"""The replica context of the compiled runner: collectives become operations of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import errors
+from replicax.collectives import Entry, ReduceOp, mapped
+from replicax.step._access import FunctionTrace, TracedVariables, require_same_strategy
+from replicax.step._context import Collective, ReplicaContext
+from replicax.step._rows import LocalRows
+from replicax.values import AXIS, Frame, PerReplica, StrategyLike, Variable, entered
+from replicax.values._combine import over_elements
+
+
+class ReplicaVariables(TracedVariables):
+    """Variables as a traced replica function sees them."""
+
+    def __init__(self, parent: FunctionTrace, strategy: StrategyLike) -> None:
+        super().__init__(parent)
+        self._strategy = strategy
+
+    def read(self, variable: Variable) -> jax.Array:
+        """Return this replica's copy."""
+        require_same_strategy(variable, self._strategy, "read")
+        return super().read(variable)
+
+    def store(self, variable: Variable, value: Any, call_site: errors.CallSite | None) -> None:
+        """Record a write on this replica."""
+        require_same_strategy(variable, self._strategy, "written")
+        super().store(variable, value, call_site)
+
+
+class CompiledReplicaContext(ReplicaContext):
+    """The replica context while a replica function is traced."""
+
+    def __init__(
+        self,
+        strategy: StrategyLike,
+        rows: LocalRows,
+        variables: ReplicaVariables,
+        entries: list[Entry],
+    ) -> None:
+        super().__init__(strategy, rows)
+        self._variables = variables
+        self._entries = entries
+
+    @property
+    def replica_id_in_sync_group(self) -> jax.Array:
+        """i32[], traced."""
+        # Not kept: the same tracer must not appear at several levels of tracing.
+        return jax.lax.axis_index(AXIS)
+
+    def _communicate(self, collective: Collective, leaves: Sequence[Any]) -> list[Any]:
+        where: dict[str, Any] = {"axis_name": AXIS, "num_replicas": self.num_replicas_in_sync}
+        match collective.kind:
+            case "all_reduce":
+                results = mapped.all_reduce(
+                    collective.op, leaves, options=collective.options, **where
+                )
+            case "all_gather":
+                results = [mapped.all_gather(x, collective.axis, **where) for x in leaves]
+            case "reduce_scatter":
+                results = [
+                    mapped.reduce_scatter(collective.op, x, collective.axis, **where)
+                    for x in leaves
+                ]
+            case _:
+                results = [mapped.broadcast(x, collective.source, **where) for x in leaves]
+        self._record(collective, [jnp.asarray(leaf) for leaf in leaves])
+        return results
+
+    def _record(self, collective: Collective, arrays: Sequence[jax.Array]) -> None:
+        keys = self.strategy.collective_keys
+        group = self.strategy.group_key
+        self._entries.append(
+            Entry(
+                group_key=group,
+                instance_key=keys.instance_key(group),
+                kind=collective.kind,
+                op=collective.op_name,
+                dtypes=tuple(str(array.dtype) for array in arrays),
+                shapes=tuple(array.shape for array in arrays),
+                call_site=errors.call_site(),
+            )
+        )
+
+    def _merge(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        def outwards(leaf: Any) -> Any:
+            return PerReplica.from_local(leaf) if isinstance(leaf, jax.Array) else leaf
+
+        def inwards(leaf: Any) -> Any:
+            if not isinstance(leaf, PerReplica):
+                return leaf
+            if leaf.local is not None:
+                return leaf.local
+            return jnp.stack(leaf.values)[self.replica_id_in_sync_group]
+
+        args, kwargs = jax.tree.map(outwards, (args, kwargs))
+        with entered(Frame(self.strategy, access=self._variables, merging=self)):
+            result = merge_fn(self.strategy, *args, **kwargs)
+        return jax.tree.map(inwards, result, is_leaf=lambda x: isinstance(x, PerReplica))
+
+    def reduce_local(self, op: ReduceOp, local: Any, axes: tuple[int, ...]) -> Any:
+        """Reduce a per-replica value of a merge call, and ``axes`` of its components."""
+        if axes:
+            local = over_elements(op)(local, axis=axes)
+        return self._communicate(Collective("all_reduce", op=op), [local])[0]
+
+    def gather_local(self, local: Any, axis: int) -> Any:
+        """Concatenate a per-replica value of a merge call."""
+        return self._communicate(Collective("all_gather", axis=axis), [local])[0]

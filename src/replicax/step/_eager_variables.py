@@ -1,0 +1,94 @@
+"""Variables in the eager runner: each replica writes its own copies, which are then compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax import errors
+from replicax.step._access import require_same_strategy, trace_level, written_inside_transformation
+from replicax.values import StrategyLike, Variable, same_bits
+from replicax.values._lending import mark_lent
+
+
+class EagerVariables:
+    """Variables as one replica of the eager runner sees them: its own copies."""
+
+    def __init__(self, strategy: StrategyLike, replica: int) -> None:
+        self._strategy, self._replica = strategy, replica
+        self._copies: dict[Variable, jax.Array] = {}
+        self.stored: dict[Variable, errors.CallSite | None] = {}
+        self._level = trace_level()
+
+    def read(self, variable: Variable) -> jax.Array:
+        """Return this replica's copy, on its device."""
+        require_same_strategy(variable, self._strategy, "read")
+        if variable not in self._copies:
+            copies = self._strategy.replica_mesh.components(variable._value)
+            mark_lent(variable)  # The user may keep what was read here, beyond the run.
+            self._copies[variable] = copies[self._replica]
+        return self._copies[variable]
+
+    def store(self, variable: Variable, value: Any, call_site: errors.CallSite | None) -> None:
+        """Record a write to this replica's copy."""
+        require_same_strategy(variable, self._strategy, "written")
+        if trace_level() != self._level:
+            raise written_inside_transformation(variable, call_site)
+        device = self._strategy.replica_mesh.devices[self._replica]
+        self._copies[variable] = jax.device_put(value, device)
+        self.stored[variable] = call_site
+
+    def forget(self) -> None:
+        """Drop copies and writes, after they were committed."""
+        self._copies.clear()
+        self.stored.clear()
+
+
+def commit(strategy: StrategyLike, replicas: Sequence[EagerVariables]) -> None:
+    """Check that the replicas wrote equal values, then write them; all or none.
+
+    Args:
+        strategy: The strategy.
+        replicas: What each replica wrote, in replica order.
+
+    Raises:
+        VaryingWriteError: They differ; no variable was changed.
+    """
+    written = list(dict.fromkeys(variable for one in replicas for variable in one.stored))
+    new: dict[Variable, jax.Array] = {}
+    for variable in written:
+        copies = [one.read(variable) for one in replicas]
+        if not all(same_bits(copies[0], other) for other in copies[1:]):
+            raise _differing(variable, replicas, copies)
+        new[variable] = strategy.replica_mesh.from_components(copies)
+    for variable, value in new.items():
+        variable._value = value
+        variable._lent = False
+        mark_lent(variable)  # The copies may have been returned to the user as results.
+    for one in replicas:
+        one.forget()
+
+
+def _differing(
+    variable: Variable, replicas: Sequence[EagerVariables], copies: Sequence[jax.Array]
+) -> errors.VaryingWriteError:
+    first = np.asarray(copies[0]).astype(np.complex128)
+    rows = []
+    for i, (one, copy) in enumerate(zip(replicas, copies, strict=True)):
+        wrote = one.stored.get(variable, "did not write it")
+        gap = np.abs(np.asarray(copy).astype(np.complex128) - first).max(initial=0.0)
+        rows.append((i, wrote, f"{gap:.3g}"))
+    return errors.VaryingWriteError(
+        errors.describe(
+            f"Mirrored variable `{variable.name}` was written with different values on different "
+            "replicas. No variable was changed.",
+            table=errors.Table(("replica", "written at", "largest difference to replica 0"), rows),
+            why="Each replica would keep a value of its own. Most often a gradient was not "
+            "all-reduced.",
+            fix="Combine the value first: `ctx.all_reduce('mean', value)`, or give the variable "
+            "an aggregation (`rx.Variable(..., aggregation='mean')`).",
+        )
+    )
