@@ -296,7 +296,9 @@ class _Run(Generic[T]):
             return
         # Ctrl-C may come while a thread starts. It cannot be joined before it has started.
         patience = time.monotonic() + _START_GRACE_SECONDS
-        while not thread.is_alive() and _is_starting(thread) and time.monotonic() < patience:
+        while not thread.is_alive() and thread in threading.enumerate():
+            if time.monotonic() > patience:
+                return
             time.sleep(0.001)
         if not thread.is_alive():
             return
@@ -435,10 +437,6 @@ def run_replicas(
 def _add_note(error: BaseException, note: str) -> None:
     if note not in getattr(error, "__notes__", ()):  # The object may have been raised before.
         error.add_note(note)
-
-
-def _is_starting(thread: threading.Thread) -> bool:
-    return thread.ident is None and thread in threading.enumerate()
 
 
 def _release(turn: threading.Lock) -> None:

@@ -21,11 +21,16 @@ class Leaf:
 
     Attributes:
         value: The array, the `PerReplica`, or any other object.
-        label: How messages call it, such as ``argument `batch[0]` ``.
+        name: Its place, such as ``batch[0]``.
     """
 
     value: Any
-    label: str
+    name: str
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        return f"argument `{self.name}`"
 
     @property
     def is_array(self) -> bool:
@@ -69,10 +74,9 @@ def flatten_arguments(
     names = parameter_names(fn, len(args))
     leaves = []
     for path, value in with_paths:
-        label = f"argument `{argument_name(path, names)}`"
         if isinstance(value, Mirrored) and not isinstance(value, Variable):
             value = value.value  # noqa: PLW2901 - a mirrored value is passed as its array
-        leaves.append(Leaf(value, label))
+        leaves.append(Leaf(value, argument_name(path, names)))
     return leaves, structure
 
 

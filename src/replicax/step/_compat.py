@@ -47,7 +47,7 @@ def is_reference(aval: object) -> bool:
 
 
 @functools.cache
-def _is_reference_type(kind: type) -> bool:
+def _is_reference_type(kind: Any) -> bool:
     return any(base.__name__ == "AbstractRef" for base in kind.__mro__)
 
 
@@ -70,13 +70,16 @@ def equation_site(eqn: JaxprEqn) -> CallSite | None:
     trace = eqn.source_info.traceback
     if trace is None:
         return None
-    library = _library_prefixes()
     for code, instruction in zip(*trace.raw_frames(), strict=True):
-        file = code.co_filename
-        if not file.startswith(library) and file not in _GLUE_FILES:
+        if _is_user_file(code.co_filename):
             line = type(trace).code_addr2line(code, instruction)
-            return CallSite(file, line, code.co_name)
+            return CallSite(code.co_filename, line, code.co_name)
     return None
+
+
+@functools.cache
+def _is_user_file(file: str) -> bool:
+    return not file.startswith(_library_prefixes()) and file not in _GLUE_FILES
 
 
 @functools.cache

@@ -59,7 +59,6 @@ def run_compiled(
     operands = [_operand(strategy, leaf) for leaf in leaves if leaf.is_array or leaf.is_per_replica]
     padding = padding_of(leaves)
     body = Body(strategy, fn, leaves, structure, padding, trace)
-    single = strategy.num_replicas_in_sync == 1
 
     local = [operand.local_aval for operand in operands]
     rows_aval = None if padding is None else jax.ShapeDtypeStruct((), jnp.int32)
@@ -69,15 +68,12 @@ def run_compiled(
     if padding is not None:
         aligned = padding.row_aligned(body, local, rows_aval, program, strategy)
 
-    sources = [None if single else operand.source for operand in operands]
-    if padding is not None:
-        sources.append(Source(f"the row count of {padding.label}", None))
-    proof = prove(program, sources, axis_name=AXIS)
-    causes = [None] * len(proof.outputs) if single else list(proof.outputs)
+    causes, has_collectives = _proved(strategy, program, operands, padding)
     check_writes(outcome.written, causes[len(outcome.paths) :])
     if padding is not None:
         if not outcome.mask_was_used:
-            padding.require_mask(outcome.paths, aligned, causes, outcome.written, proof)
+            combined = [v.name for v in outcome.written]
+            padding.require_mask(outcome.paths, aligned, causes, combined, has_collectives)
         check_alignment(outcome.paths, aligned, causes)
 
     inputs = [operand.stacked_or_mirrored for operand in operands]
@@ -88,6 +84,19 @@ def run_compiled(
     outputs = _emit(strategy, program, inputs, specs, causes)
     trace.entries.extend(outcome.entries)
     return _results(outcome, outputs, causes, aligned, padding, trace)
+
+
+def _proved(
+    strategy: StrategyLike, program: Any, operands: Sequence[_Operand], padding: Padding | None
+) -> tuple[list[Source | None], bool]:
+    """Why each output varies (None: proved mirrored), and whether there are collectives."""
+    if strategy.num_replicas_in_sync == 1:  # Nothing can differ.
+        return [None] * len(program.out_avals), False
+    sources = [operand.source for operand in operands]
+    if padding is not None:
+        sources.append(Source(f"the row count of {padding.label}", None))
+    proof = prove(program, sources, axis_name=AXIS)
+    return list(proof.outputs), bool(proof.collectives)
 
 
 @dataclass(frozen=True)

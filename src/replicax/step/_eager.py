@@ -8,7 +8,9 @@ between replicas. What the compiled runner proves is checked here by comparing b
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,9 +30,11 @@ from replicax.step._eager_context import (
 from replicax.step._eager_variables import EagerVariables, commit
 from replicax.step._jax_settings import current_settings, settings
 from replicax.step._rows import LocalRows
+from replicax.step._state import check_fed_back
 from replicax.values import (
     Frame,
     PerReplica,
+    Provenance,
     StrategyLike,
     Variable,
     entered,
@@ -50,9 +54,14 @@ class _Run:
         self.strategy, self.fn = strategy, fn
         self.mesh = strategy.replica_mesh
         self.leaves, self.structure = flatten_arguments(fn, args, kwargs)
+        self.memory = _memory_of(fn)
         for leaf in self.leaves:
             if leaf.is_per_replica:
                 check_components(strategy, leaf)
+                check_fed_back(
+                    leaf.value, leaf.name, self.memory.number, self.memory.plain, _name_of(fn)
+                )
+        self.memory.plain.update(leaf.name for leaf in self.leaves if leaf.is_array)
         self.components = [
             leaf.value.values if leaf.is_per_replica else None for leaf in self.leaves
         ]
@@ -102,7 +111,9 @@ class _Run:
             same = all(type(v) is type(values[0]) and v == values[0] for v in values)
             return values[0] if same else PerReplica(tuple(values))
         if not all(same_bits(values[0], other) for other in values[1:]):
-            return PerReplica(tuple(values))
+            varying = PerReplica(tuple(values))
+            varying.provenance = Provenance(self.memory.number, "the replicas' bits differ")
+            return varying
         return self.mesh.from_components(values)
 
     # -- meetings -------------------------------------------------------------------
@@ -168,6 +179,33 @@ def _result_leaf(leaf: Any) -> Any:
     if isinstance(leaf, Variable):
         return leaf.value
     return jnp.asarray(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
+
+
+class _Memory:
+    """What earlier runs of a replica function were given.
+
+    Attributes:
+        number: Marks results as coming from the function; compiled ones have positive numbers.
+        plain: Paths of arguments that were plain arrays, the same on every replica.
+    """
+
+    def __init__(self) -> None:
+        self.number = next(_NUMBERS)
+        self.plain: set[str] = set()
+
+
+_NUMBERS = itertools.count(-1, -1)
+# A function that is defined anew in every step has one code object.
+_MEMORIES: weakref.WeakKeyDictionary[Any, _Memory] = weakref.WeakKeyDictionary()
+
+
+def _memory_of(fn: Callable[..., Any]) -> _Memory:
+    code = getattr(fn, "__code__", None)
+    return _Memory() if code is None else _MEMORIES.setdefault(code, _Memory())
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
 
 
 @functools.cache

@@ -15,8 +15,8 @@ import jax
 
 from replicax import errors
 from replicax.step._arguments import Leaf
-from replicax.step._proof import Proof, Source
-from replicax.values import AXIS, StrategyLike, Variable
+from replicax.step._proof import Source
+from replicax.values import AXIS, StrategyLike
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Padding:
         paths: Sequence[str],
         aligned: Sequence[bool | None],
         causes: Sequence[Source | None],
-        written: dict[Variable, Any],
-        proof: Proof,
+        written: Sequence[str],
+        has_collectives: bool,  # noqa: FBT001 - one of the facts that the proof brought
     ) -> None:
         """Refuse a step whose sums would count the padding.
 
@@ -88,9 +88,9 @@ class Padding:
             for path, rows, cause in zip(paths, aligned, causes, strict=False)
             if cause is not None and rows is not True
         ]
-        combined += [f"variable `{variable.name}`" for variable in written]
-        if proof.collectives:
-            combined.append(f"a collective at {proof.collectives[0].call_site}")
+        combined += [f"variable `{name}`" for name in written]
+        if has_collectives and not combined:
+            combined.append("a collective")
         if not combined:
             return
         raise errors.UnusedMaskError(

@@ -234,7 +234,7 @@ class Variable(ArrayLike, metaclass=_VariableType):
             )
         if isinstance(value, ArrayLike):
             value = value.value
-        given = jnp.result_type(value) if hasattr(value, "dtype") else type(value).__name__
+        given = getattr(value, "dtype", type(value).__name__)
         array = value if isinstance(value, jax.Array) else jnp.asarray(value)
         if array.shape != self.shape:
             raise errors.InvalidArgumentError(
@@ -244,7 +244,7 @@ class Variable(ArrayLike, metaclass=_VariableType):
                     fix="Shapes must be equal; use `jnp.broadcast_to` if you mean to broadcast.",
                 )
             )
-        if jnp.result_type(array, self.dtype) != self.dtype:
+        if not _fits(array, self.dtype):
             raise errors.InvalidArgumentError(
                 errors.describe(
                     f"`{self.name}.{update}` was given {given}, but the variable has dtype "
@@ -253,7 +253,7 @@ class Variable(ArrayLike, metaclass=_VariableType):
                     fix=f"Convert it where you mean to: `value.astype({str(self.dtype)!r})`.",
                 )
             )
-        return array.astype(self.dtype)
+        return array if array.dtype == self.dtype else array.astype(self.dtype)
 
     def _store_directly(self, value: Any) -> None:
         if self.strategy is not None:
@@ -287,6 +287,15 @@ class MirroredVariable(Variable, Mirrored):
         if self.strategy is None or (frame is not None and frame.access is not None):
             return (self.value,)
         return self.strategy.replica_mesh.components(_lending.lend(self))
+
+
+def _fits(array: jax.Array, dtype: Any) -> bool:
+    """Whether an array can become ``dtype`` without losing information."""
+    if array.dtype == dtype:
+        return True
+    if any(jnp.issubdtype(d, jax.dtypes.prng_key) for d in (array.dtype, dtype)):
+        return False
+    return bool(jnp.result_type(array, dtype) == dtype)
 
 
 def _require_creation_context(name: str, frame: Frame | None) -> None:
