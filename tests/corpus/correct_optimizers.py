@@ -115,7 +115,7 @@ def skipped_update_by_cond():
         params, slots, count = state
         ctx = rx.get_replica_context()
         loss, grads = jax.value_and_grad(lambda p: ctx.global_mean(mlp_squares(p, batch)))(params)
-        count = count + ctx.all_reduce("max", jnp.int32(1))
+        count = count + ctx.all_reduce(rx.ReduceOp.MAX, jnp.int32(1))
 
         def update():
             updates, new = tx.update(ctx.all_reduce("mean", grads), slots, params)

@@ -96,7 +96,7 @@ class Function:
         """Trace the function and check what the trace returns."""
         traced = trace(self._fn, structure, leaves, function_id=self._id)
         args, _ = structure.unflatten(leaves)
-        check_returned_state(args, traced.example, self._donate, self._names(args), self.__name__)
+        check_returned_state(args, traced.form, self._donate, self._names(args), self.__name__)
         return traced
 
     def _names(self, args: Sequence[Any]) -> list[str]:

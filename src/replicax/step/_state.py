@@ -135,7 +135,7 @@ def _is_per_replica(value: Any) -> bool:
 def _local_shape(value: Any) -> tuple[Any, ...]:
     if isinstance(value, PerReplica):
         return (value.stacked.shape[1:], value.stacked.dtype)
-    array = jax.typeof(value)
+    array = value if hasattr(value, "dtype") else jax.typeof(value)
     return (array.shape, array.dtype)
 
 

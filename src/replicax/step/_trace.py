@@ -36,7 +36,7 @@ class Traced:
         used: Those that it read or wrote.
         written: Those that it wrote, in the order of the first write.
         result: The structure of the result.
-        example: The result with tracers as leaves, for looking at its form.
+        form: The result with shapes for leaves.
         strategy: The strategy whose replicas it runs on, or None.
         entries: The collectives that the replica functions asked for, in order.
     """
@@ -46,7 +46,7 @@ class Traced:
     used: frozenset[Variable]
     written: tuple[Variable, ...]
     result: Any
-    example: Any
+    form: Any
     strategy: StrategyLike | None
     entries: tuple[Entry, ...]
 
@@ -83,7 +83,7 @@ def trace(
         function_id: Marks per-replica results as coming from this function.
     """
     variables = tuple(live_variables())
-    seen: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
 
     def flat(values: list[Any], leaves: list[Any]) -> list[Any]:
         access = FunctionTrace(dict(zip(variables, values, strict=True)), function_id)
@@ -95,22 +95,20 @@ def trace(
         _check_variables(access)
         result = _plain_result(result, access)
         result_leaves, result_structure = jax.tree.flatten(result)
-        seen.update(access=access, structure=result_structure, example=result)
+        # Facts only: what holds a tracer must not outlive the trace.
+        facts.update(
+            used=frozenset(access.used),
+            written=tuple(access.stored),
+            result=result_structure,
+            form=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), result),
+            strategy=access.strategy or _strategy_of(access.used),
+            entries=tuple(access.entries),
+        )
         return [access.values[variable] for variable in access.stored] + result_leaves
 
     avals = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
     jaxpr = jax.make_jaxpr(flat)(avals, list(leaves))
-    access: FunctionTrace = seen["access"]
-    return Traced(
-        jaxpr,
-        variables,
-        frozenset(access.used),
-        tuple(access.stored),
-        seen["structure"],
-        seen["example"],
-        access.strategy or _strategy_of(access.used),
-        tuple(access.entries),
-    )
+    return Traced(jaxpr=jaxpr, variables=variables, **facts)
 
 
 def _check_variables(access: FunctionTrace) -> None:

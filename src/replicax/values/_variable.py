@@ -285,7 +285,7 @@ class MirroredVariable(Variable, Mirrored):
         """The copies, in replica order, each on its replica's device."""
         frame = current_frame()
         if self.strategy is None or (frame is not None and frame.access is not None):
-            return (self.value,)
+            return (self.value,) * (self.strategy.num_replicas_in_sync if self.strategy else 1)
         return self.strategy.replica_mesh.components(_lending.lend(self))
 
 
