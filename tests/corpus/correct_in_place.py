@@ -28,9 +28,9 @@ def linear_in_place():
 
         def replica_step(batch):
             ctx = rx.get_replica_context()
-            loss, grad = jax.value_and_grad(
-                lambda w: ctx.global_mean(squares(batch.x @ w, batch))
-            )(w.value)
+            loss, grad = jax.value_and_grad(lambda w: ctx.global_mean(squares(batch.x @ w, batch)))(
+                w.value
+            )
             w.assign_sub(0.1 * ctx.all_reduce("mean", grad))
             count.assign_add(1)
             return loss
@@ -54,7 +54,9 @@ def adam_on_variables():
         def replica_step(batch):
             ctx = rx.get_replica_context()
             loss, grads = rx.value_and_grad(
-                lambda: ctx.global_mean(mlp_squares({k: v.value for k, v in params.items()}, batch)),
+                lambda: ctx.global_mean(
+                    mlp_squares({k: v.value for k, v in params.items()}, batch)
+                ),
                 params,
             )()
             now = jax.tree.map(lambda v: v.value, slots)

@@ -184,9 +184,7 @@ def next_token_loss(logits, batch):
 def attention_of_the_library():
     def per_row(p, batch):
         x = p["embedding"][batch.tokens]
-        q, k, v = (
-            (x @ p[name]).reshape(*x.shape[:2], 2, 4) for name in ("query", "key", "value")
-        )
+        q, k, v = ((x @ p[name]).reshape(*x.shape[:2], 2, 4) for name in ("query", "key", "value"))
         x = x + jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape)
         return next_token_loss(x @ p["out"], batch)
 

@@ -347,9 +347,9 @@ def noise_keyed_by_row():
     def replica_step(state, batch):
         params, key = state
         ctx = rx.get_replica_context()
-        keys = jax.vmap(lambda x: jax.random.fold_in(key, x))(jax.lax.bitcast_convert_type(
-            batch.x[:, 0], jnp.uint32
-        ))
+        keys = jax.vmap(lambda x: jax.random.fold_in(key, x))(
+            jax.lax.bitcast_convert_type(batch.x[:, 0], jnp.uint32)
+        )
         noise = jax.vmap(lambda key: jax.random.normal(key, (6,)))(keys)
         noisy = batch._replace(x=batch.x + 0.1 * noise)
         grads = jax.grad(lambda p: ctx.global_mean(mlp_squares(p, noisy)))(params)

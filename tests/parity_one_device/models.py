@@ -21,8 +21,8 @@ import replicax as rx
 STEPS = 20
 FEATURES = 3
 OPTIMIZERS: dict[str, optax.GradientTransformation] = {
-    "sgd": optax.sgd(0.02),
-    "momentum": optax.sgd(0.01, momentum=0.9),
+    "sgd": optax.sgd(0.005),
+    "momentum": optax.sgd(0.001, momentum=0.9),
     "adam": optax.adam(0.01),
 }
 
@@ -42,7 +42,7 @@ def initial_params(features: int = FEATURES) -> dict[str, jax.Array]:
     def weights(*shape: int) -> jax.Array:
         return jnp.asarray(rng.uniform(0.2, 0.8, shape) * rng.choice([-1, 1], shape), jnp.float32)
 
-    return {"w1": weights(features, 4), "b1": weights(4), "w2": weights(4, 2), "b2": weights(2)}
+    return {"w1": weights(features, 4), "w2": weights(4, 2)}
 
 
 def rows(count: int, features: int = FEATURES, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -58,7 +58,7 @@ def rows(count: int, features: int = FEATURES, seed: int = 0) -> tuple[np.ndarra
 
 @jax.jit
 def predict(params: Any, x: jax.Array) -> jax.Array:
-    return jnp.tanh(x @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
+    return jnp.tanh(x @ params["w1"]) @ params["w2"]
 
 
 @jax.jit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import pytest
@@ -27,14 +28,14 @@ TOLERANCE = 1e-6
 BATCHES = {
     # 24 rows: the same number on each replica, however many there are.
     "even": lambda: cut(rows(48), 24),
-    # The last batch of an epoch has 5 rows: fewer than 8 replicas.
-    "short_last": lambda: cut(rows(53), 24),
+    # The last batch of an epoch has 7 rows: fewer than 8 replicas.
+    "short_last": lambda: cut(rows(55), 24),
     # 7 rows, which no number of replicas but 1 divides.
     "indivisible": lambda: cut(rows(42), 7),
     # The last batch has 2 rows: fewer than 3, 4 and 8 replicas.
     "few_rows": lambda: cut(rows(26), 24),
     # All of it in turn.
-    "mixed": lambda: cut_sizes([24, 24, 5, 7, 2, 24]),
+    "mixed": lambda: cut_sizes([24, 7, 24, 2]),
 }
 
 
@@ -63,9 +64,18 @@ def check(style: str, optimizer: str, n: int, kind: str, *, compiled: bool) -> N
     assert losses == pytest.approx(one_device_losses, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["even", "short_last", "indivisible", "few_rows"])
-@pytest.mark.parametrize("style", ["variables", "functional", "donated"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("style", "optimizer", "kind"),
+    [
+        *itertools.product(
+            ["variables", "functional"],
+            ["sgd", "adam"],
+            ["even", "short_last", "indivisible", "few_rows"],
+        ),
+        *itertools.product(["donated"], ["sgd", "adam"], ["few_rows"]),
+        *itertools.product(["functional"], ["momentum"], ["short_last", "indivisible"]),
+    ],
+)
 @pytest.mark.parametrize("n", REPLICAS)
 def test_compiled_training_gives_the_weights_of_one_device(n, optimizer, style, kind):
     check(style, optimizer, n, kind, compiled=True)
@@ -73,8 +83,10 @@ def test_compiled_training_gives_the_weights_of_one_device(n, optimizer, style, 
 
 # An eager step costs a hundred compiled ones, so one sequence holds all kinds of batches; and
 # there is nothing to donate.
-@pytest.mark.parametrize("style", ["variables", "functional"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("style", "optimizer"),
+    [*itertools.product(["variables", "functional"], ["sgd", "adam"]), ("variables", "momentum")],
+)
 @pytest.mark.parametrize("n", REPLICAS)
 def test_eager_training_gives_the_weights_of_one_device(n, optimizer, style):
     check(style, optimizer, n, "mixed", compiled=False)

@@ -23,8 +23,6 @@ from ._reduce_op import ReduceOp as ReduceOp
 from ._rendezvous import Meet as Meet
 from ._rendezvous import Request as Request
 from ._rendezvous import run_replicas as run_replicas
-from ._sites import site_of_thread as site_of_thread
-from ._sites import site_of_traceback as site_of_traceback
 
 __all__ = [
     "KINDS",
@@ -45,6 +43,4 @@ __all__ = [
     "mapped",
     "plan_packs",
     "run_replicas",
-    "site_of_thread",
-    "site_of_traceback",
 ]

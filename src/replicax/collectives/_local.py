@@ -291,7 +291,7 @@ def _raise_mismatch(
         describe(
             f"The replicas disagree on {which} of one {kind}.",
             table=Table(list(columns), rows),
-            why=f"a {kind} needs values of one kind from every replica.{uneven}",
+            why=f"{kind} needs values of one kind from every replica.{uneven}",
             fix="give each replica the same tree, dtypes and shapes; pad uneven batches.",
         )
     )

@@ -32,6 +32,8 @@ from replicax.errors import (
     InternalError,
     InvalidArgumentError,
     describe,
+    site_of_thread,
+    site_of_traceback,
 )
 
 from ._ledger import Entry
@@ -41,7 +43,6 @@ from ._reports import (
     raise_deadline_exceeded,
     raise_unequal_numbers,
 )
-from ._sites import site_of_thread, site_of_traceback
 
 T = TypeVar("T")
 

@@ -45,6 +45,9 @@ from ._describe import describe as describe
 from ._origin import CallSite as CallSite
 from ._origin import Origin as Origin
 from ._origin import call_site as call_site
+from ._origin import is_user_file as is_user_file
+from ._origin import site_of_thread as site_of_thread
+from ._origin import site_of_traceback as site_of_traceback
 from ._tree import AbortedError as AbortedError
 from ._tree import AlreadyExistsError as AlreadyExistsError
 from ._tree import ArgumentTypeError as ArgumentTypeError
@@ -113,6 +116,9 @@ __all__ = [
     "describe",
     "error_class",
     "from_exception",
+    "is_user_file",
+    "site_of_thread",
+    "site_of_traceback",
 ]
 
 # Tracebacks and pickles name the public path, wherever a class is written.

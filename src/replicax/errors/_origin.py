@@ -8,6 +8,7 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from types import FrameType, TracebackType
 
 # Glue of the standard library that may stand between the user's line and the library.
 _GLUE_MODULES = frozenset({"concurrent.futures.thread", "contextlib", "functools", "threading"})
@@ -83,15 +84,49 @@ def call_site() -> CallSite | None:
         >>> call_site().function
         '<module>'
     """
-    library = _library_prefixes()
-    frame = sys._getframe(1)
+    return _innermost(sys._getframe(1))  # the documented way to walk the stack cheaply
+
+
+def site_of_thread(ident: int | None) -> CallSite | None:
+    """Returns the innermost line of user code that a thread is at, or None. Context: any."""
+    return _innermost(sys._current_frames().get(ident or 0))
+
+
+def site_of_traceback(traceback: TracebackType | None) -> CallSite | None:
+    """Returns the innermost line of user code in a traceback, or None. Context: any."""
+    found = None
+    while traceback is not None:
+        if _is_user_code(traceback.tb_frame):
+            code = traceback.tb_frame.f_code
+            found = CallSite(code.co_filename, traceback.tb_lineno, code.co_name)
+        traceback = traceback.tb_next
+    return found
+
+
+def _innermost(frame: FrameType | None) -> CallSite | None:
     while frame is not None:
-        code = frame.f_code
-        file = code.co_filename
-        if not file.startswith(library) and not _is_glue(file, frame.f_globals.get("__name__")):
-            return CallSite(file, frame.f_lineno, code.co_name)
-        frame = frame.f_back  # type: ignore[assignment]
+        if _is_user_code(frame):
+            return CallSite(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
     return None
+
+
+def is_user_file(file: str) -> bool:
+    """Returns whether a source file is user code, as far as its name tells. Context: any."""
+    return not file.startswith(_library_prefixes()) and file not in _glue_files()
+
+
+def _is_user_code(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return not file.startswith(_library_prefixes()) and not _is_glue(
+        file, frame.f_globals.get("__name__")
+    )
+
+
+@functools.cache
+def _glue_files() -> frozenset[str]:
+    specs = [importlib.util.find_spec(name) for name in _GLUE_MODULES]
+    return frozenset(spec.origin for spec in specs if spec is not None and spec.origin)
 
 
 def _is_glue(file: str, module: object) -> bool:

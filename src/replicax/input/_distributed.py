@@ -10,8 +10,8 @@ import numpy as np
 
 from replicax import errors
 from replicax.input._options import InputOptions
-from replicax.input._split import split_batch
-from replicax.values import ReplicaMesh, current_frame
+from replicax.input._split import host_array, split_batch
+from replicax.values import PerReplica, ReplicaMesh, current_frame
 
 
 class DistributedDataset:
@@ -25,6 +25,7 @@ class DistributedDataset:
         mesh: The replicas.
         options: Input options.
         num_batches: Number of global batches of a pass, or None if unknown.
+        is_iterator: Whether the source can be iterated only once.
     """
 
     def __init__(
@@ -33,9 +34,12 @@ class DistributedDataset:
         mesh: ReplicaMesh,
         options: InputOptions,
         num_batches: int | None,
+        *,
+        is_iterator: bool = False,
     ) -> None:
         self._source, self._mesh, self._options = source, mesh, options
         self._num_batches = num_batches
+        self._is_iterator, self._used_up = is_iterator, False
 
     def __iter__(self) -> Iterator[Any]:
         frame = current_frame()
@@ -47,10 +51,28 @@ class DistributedDataset:
                     "`strategy.run(replica_fn, args=(batch,))`.",
                 )
             )
-        for step, batch in enumerate(self._source()):
+        if self._used_up:
+            raise errors.OutOfRangeError(
+                errors.describe(
+                    "The dataset was iterated to its end before, and its source cannot start anew.",
+                    why="The source is an iterator, such as a generator: a second epoch would have "
+                    "no steps.",
+                    fix="Distribute something that can be iterated again, such as a list or a "
+                    "dataset object, or distribute a new iterator for each epoch.",
+                )
+            )
+        batches = self._source()
+        for step, batch in enumerate(batches):
             split = split_batch(batch, self._mesh, self._options.remainder, step)
             if split is not None:
                 yield split
+        self._used_up = self._is_iterator
+
+    def __repr__(self) -> str:
+        count = "an unknown number of" if self._num_batches is None else self._num_batches
+        return (
+            f"<DistributedDataset of {count} global batches on {self._mesh.num_replicas} replicas>"
+        )
 
     @property
     def num_batches(self) -> int | None:
@@ -88,15 +110,17 @@ def distribute(
                 fix="Leave it out, or pass arrays.",
             )
         )
-    if not isinstance(dataset, Iterable):
+    if not isinstance(dataset, Iterable) or isinstance(dataset, (dict, str, bytes, PerReplica)):
         raise errors.ArgumentTypeError(
             errors.describe(
-                f"A {type(dataset).__name__} cannot be distributed as a dataset.",
-                fix="Pass arrays, or an iterable of global batches.",
+                f"A {type(dataset).__name__} cannot be distributed as a dataset: {dataset!r:.80}",
+                fix="Pass an array, a dict or tuple of arrays with one row an example, or an "
+                "iterable of global batches.",
             )
         )
     num_batches = len(dataset) if isinstance(dataset, Sized) else None
-    return DistributedDataset(lambda: iter(dataset), mesh, options, num_batches)
+    once = isinstance(dataset, Iterator)
+    return DistributedDataset(lambda: iter(dataset), mesh, options, num_batches, is_iterator=once)
 
 
 def _is_arrays(dataset: Any) -> bool:
@@ -109,20 +133,25 @@ def _is_arrays(dataset: Any) -> bool:
 
 
 def _from_arrays(arrays: Any, mesh: ReplicaMesh, options: InputOptions) -> DistributedDataset:
-    arrays = jax.tree.map(np.asarray, arrays)
-    lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in jax.tree.leaves(arrays)}
-    if len(lengths) > 1:
+    arrays = jax.tree.map(host_array, arrays)
+    leaves = jax.tree_util.tree_leaves_with_path(arrays)
+    lengths = {leaf.shape[0] if leaf.ndim else None for _, leaf in leaves}
+    if len(lengths) > 1 or None in lengths:
+        shapes = [(f"dataset{jax.tree_util.keystr(path)}", leaf.shape) for path, leaf in leaves]
         raise errors.InvalidArgumentError(
             errors.describe(
-                f"The arrays of a dataset have different numbers of rows: {sorted(lengths)}.",
+                "The arrays of a dataset do not have one number of rows.",
+                table=errors.Table(("array", "shape"), shapes),
                 fix="Pass arrays with one row an example on axis 0.",
             )
         )
-    rows = lengths.pop()
+    rows = lengths.pop() or 0
     size = options.global_batch_size or max(rows, 1)
 
     def batches() -> Iterator[Any]:
         for start in range(0, rows, size):
             yield jax.tree.map(lambda leaf: leaf[start : start + size], arrays)  # noqa: B023
 
-    return DistributedDataset(batches, mesh, options, -(-rows // size))
+    is_last_dropped = options.remainder == "drop" and rows % size < mesh.num_replicas
+    num_batches = rows // size if is_last_dropped else -(-rows // size)
+    return DistributedDataset(batches, mesh, options, num_batches)

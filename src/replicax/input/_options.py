@@ -36,7 +36,8 @@ class InputOptions:
     def __post_init__(self) -> None:
         """Check the values."""
         size = self.global_batch_size
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        is_integer = hasattr(size, "__index__") and not isinstance(size, bool)
+        if size is not None and (not is_integer or size < 1):
             raise errors.InvalidArgumentError(
                 errors.describe(
                     f"`global_batch_size` = {size!r} is not a positive integer.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from replicax import errors
@@ -42,7 +43,7 @@ def split_batch(batch: Any, mesh: ReplicaMesh, remainder: Remainder, step: int) 
     """
     structure: Any
     leaves, structure = jax.tree.flatten(batch)
-    arrays = [_host(leaf) for leaf in leaves]
+    arrays = [host_array(leaf) for leaf in leaves]
     rows = _row_count(batch, arrays, step)
     n = mesh.num_replicas
     if rows % n:
@@ -81,8 +82,33 @@ def _placed(array: np.ndarray[Any, Any], share: int, mesh: ReplicaMesh) -> jax.A
     )
 
 
-def _host(leaf: Any) -> np.ndarray[Any, Any]:
-    array = np.asarray(leaf)
+def host_array(leaf: Any) -> np.ndarray[Any, Any]:
+    """An array on the host, of a dtype that devices hold.
+
+    Raises:
+        ArgumentTypeError: It holds strings, objects or PRNG keys.
+        ContextError: It is traced.
+    """
+    if isinstance(leaf, jax.core.Tracer):
+        raise errors.ContextError(
+            errors.describe(
+                f"A dataset inside `rx.function` or `jax.jit` holds a traced array, {leaf}.",
+                why="Its rows have no values while the function is traced.",
+                fix="Distribute the dataset outside and pass each batch to the step.",
+            )
+        )
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    array = np.asarray(None if is_key else leaf)
+    if not (jnp.issubdtype(array.dtype, np.number) or array.dtype == np.bool_):
+        raise errors.ArgumentTypeError(
+            errors.describe(
+                f"A batch of the dataset holds {leaf!r}, which is no array of numbers.",
+                why="It has dtype "
+                f"{leaf.dtype if is_key else array.dtype}, which devices cannot hold.",
+                fix="Encode strings and objects as numbers and PRNG keys as "
+                "`jax.random.key_data(key)` before distributing the dataset.",
+            )
+        )
     # What JAX would do to them as well, once and before they are sent.
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 

@@ -4,7 +4,7 @@ Floor 4 of the design. The compiled runner traces a replica function once, prove
 program over all devices; the eager runner runs it once a replica, in turns.
 """
 
-from replicax.step._access import FunctionTrace as FunctionTrace
+from replicax.step._access import surrounding_trace as surrounding_trace
 from replicax.step._compiled_context import CompiledReplicaContext as CompiledReplicaContext
 from replicax.step._context import ReplicaContext as ReplicaContext
 from replicax.step._context import SingleReplicaContext as SingleReplicaContext
@@ -12,6 +12,7 @@ from replicax.step._function import Function as Function
 from replicax.step._function import function as function
 from replicax.step._gradients import value_and_grad as value_and_grad
 from replicax.step._proof import register_primitive as register_primitive
+from replicax.step._results import is_counted as is_counted
 from replicax.step._run import mixed as mixed
 from replicax.step._run import require_cross_replica as require_cross_replica
 from replicax.step._run import run as run
@@ -19,13 +20,14 @@ from replicax.step._run import run as run
 __all__ = [
     "CompiledReplicaContext",
     "Function",
-    "FunctionTrace",
     "ReplicaContext",
     "SingleReplicaContext",
     "function",
+    "is_counted",
     "mixed",
     "register_primitive",
     "require_cross_replica",
     "run",
+    "surrounding_trace",
     "value_and_grad",
 ]

@@ -12,16 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.extend.core
 
 from replicax import errors
 from replicax.collectives import Entry
 from replicax.values import PerReplica, Provenance, StrategyLike, Variable, VariableAccess
-
-
-def trace_level() -> object:
-    """An object that compares equal for equal levels of tracing in this thread."""
-    return jax.extend.core.get_opaque_trace_state(convention="nnx")
+from replicax.values._tracing import trace_level
 
 
 class TracedVariables:
@@ -35,7 +30,7 @@ class TracedVariables:
     def __init__(
         self, parent: VariableAccess | None, values: Mapping[Variable, Any] | None = None
     ) -> None:
-        self._parent = parent
+        self.parent = parent
         self.values: dict[Variable, Any] = dict(values or {})
         self.stored: dict[Variable, errors.CallSite | None] = {}
         self._level = trace_level()
@@ -45,9 +40,9 @@ class TracedVariables:
         if variable in self.values:
             value: jax.Array = self.values[variable]
             return value
-        if self._parent is None:
+        if self.parent is None:
             raise _unknown(variable)
-        return self._parent.read(variable)
+        return self.parent.read(variable)
 
     def store(self, variable: Variable, value: Any, call_site: errors.CallSite | None) -> None:
         """Record a write.
@@ -69,7 +64,8 @@ class FunctionTrace(TracedVariables):
         strategy: The strategy whose replicas the function runs on, once it is known.
         used: Variables that were read or written.
         entries: The collectives, in program order.
-        mirrored: Results of runs that are proved mirrored, by identity.
+        mirrored: Results of runs that are proved mirrored, by identity, and whether a collective
+            combined them.
     """
 
     def __init__(self, values: Mapping[Variable, Any], function_id: int = 0) -> None:
@@ -78,7 +74,7 @@ class FunctionTrace(TracedVariables):
         self.strategy: StrategyLike | None = None
         self.used: set[Variable] = set()
         self.entries: list[Entry] = []
-        self.mirrored: dict[int, Any] = {}
+        self.mirrored: dict[int, tuple[Any, bool]] = {}
 
     def read(self, variable: Variable) -> jax.Array:
         """Return the value, and note that the program needs the variable."""
@@ -93,6 +89,11 @@ class FunctionTrace(TracedVariables):
     def per_replica(self, stacked: Any, rows: Any, cause: str) -> PerReplica:
         """Wrap a varying result."""
         return PerReplica.from_stacked(stacked, rows, Provenance(self._function_id, cause))
+
+    def is_counted(self, value: Any) -> bool:
+        """Whether ``value`` is a mirrored result that no collective combined."""
+        result, is_combined = self.mirrored.get(id(value), (None, True))
+        return result is value and not is_combined
 
     def runs_on(self, strategy: StrategyLike) -> None:
         """Note that the program runs on the replicas of ``strategy``.
@@ -121,12 +122,19 @@ class ForeignTrace(FunctionTrace):
 
     def read(self, variable: Variable) -> jax.Array:
         """Refuse."""
-        raise _out_of_reach(variable)
+        raise out_of_reach(variable)
 
     def store(self, variable: Variable, value: Any, call_site: errors.CallSite | None) -> None:
         """Refuse."""
         del value, call_site
-        raise _out_of_reach(variable)
+        raise out_of_reach(variable)
+
+
+def surrounding_trace(access: VariableAccess | None) -> FunctionTrace | None:
+    """The trace of the `rx.function` that an access belongs to, or None."""
+    while isinstance(access, TracedVariables) and not isinstance(access, FunctionTrace):
+        access = access.parent
+    return access if isinstance(access, FunctionTrace) else None
 
 
 def require_same_strategy(variable: Variable, strategy: StrategyLike, doing: str) -> None:
@@ -158,7 +166,8 @@ def _unknown(variable: Variable) -> errors.ContextError:
     )
 
 
-def _out_of_reach(variable: Variable) -> errors.ContextError:
+def out_of_reach(variable: Variable) -> errors.ContextError:
+    """The error of using a variable while JAX traces something else than an `rx.function`."""
     return errors.ContextError(
         errors.describe(
             f"Variable `{variable.name}` was used under `jax.jit` (or another JAX "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 
 from replicax import errors
 from replicax.values import DistributedValues, Mirrored, PerReplica, StrategyLike, Variable
+from replicax.values._combine import as_array
 
 
 @dataclass(frozen=True)
@@ -103,19 +105,75 @@ def parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
     return (names + rest)[:count]
 
 
-def stack_components(components: Sequence[Any], label: str = "A per-replica value") -> Any:
+def static_names(names: Sequence[str], fn: Callable[..., Any], function: str) -> frozenset[str]:
+    """Check the names of static parameters.
+
+    Raises:
+        InvalidArgumentError: There is no such parameter.
+    """
+    if not names:
+        return frozenset()
+    parameters = inspect.signature(fn).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    unknown = [name for name in names if name not in parameters]
+    if unknown and not takes_any:
+        raise errors.InvalidArgumentError(
+            errors.describe(
+                f"`static_argnames` = {unknown[0]!r}: `{function}` has no such parameter.",
+                fix=f"Pass names of {', '.join(parameters) or 'parameters'}.",
+            )
+        )
+    return frozenset(names)
+
+
+def check_hashable(static: dict[str, Any], function: str) -> None:
+    """Check that static arguments can tell one compiled step from another.
+
+    Raises:
+        ArgumentTypeError: One cannot be hashed, such as a list or an array.
+    """
+    for name, value in static.items():
+        try:
+            hash(value)
+        except TypeError as error:
+            raise errors.ArgumentTypeError(
+                errors.describe(
+                    f"Static argument `{name}` of `{function}` is {value!r}, which cannot be "
+                    "hashed.",
+                    why="One step is compiled for each value of it, and found again by the value.",
+                    fix="Pass a tuple instead of a list, or a number, a string or an enum; arrays "
+                    "are no static arguments.",
+                )
+            ) from error
+
+
+def bound_to(instance: Callable[[], Any], fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with its first argument filled in by `instance()`."""
+
+    @functools.wraps(fn)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return fn(instance(), *args, **kwargs)
+
+    whole = inspect.signature(fn)
+    others = list(whole.parameters.values())[1:]
+    method.__signature__ = whole.replace(parameters=others)  # type: ignore[attr-defined]
+    return method
+
+
+def stack_components(components: Sequence[Any], label: str = "a per-replica value") -> Any:
     """Stack components of one shape and dtype into one array ``[num_replicas, ...]``.
 
     Raises:
         InvalidArgumentError: They differ; the error has a row a replica.
     """
-    arrays = [jnp.asarray(component) for component in components]
+    arrays = [as_array(component, f"A component of {label}") for component in components]
     kinds = {(array.shape, array.dtype) for array in arrays}
     if len(kinds) > 1:
         rows = [(i, str(array.dtype), str(array.shape)) for i, array in enumerate(arrays)]
         raise errors.InvalidArgumentError(
             errors.describe(
-                f"{label} has components of different shapes or dtypes in a compiled step.",
+                f"{label[0].upper()}{label[1:]} has components of different shapes or dtypes in a "
+                "compiled step.",
                 table=errors.Table(("replica", "dtype", "shape"), rows),
                 why="The step is one program for all replicas.",
                 fix="Use `strategy.distribute_dataset`, which pads and masks uneven batches, or "
@@ -124,11 +182,11 @@ def stack_components(components: Sequence[Any], label: str = "A per-replica valu
         )
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
         return jnp.stack(arrays)
-    home = next(iter(arrays[0].devices()))
-    # Back on the host, so that the program may put each row on its replica's device.
-    stacked = jnp.stack([jax.device_put(array, home) for array in arrays])
-    is_key = jnp.issubdtype(stacked.dtype, jax.dtypes.prng_key)
-    return stacked if is_key else np.asarray(stacked)
+    if jnp.issubdtype(arrays[0].dtype, jax.dtypes.prng_key):
+        home = next(iter(arrays[0].devices()))
+        return jnp.stack([jax.device_put(array, home) for array in arrays])
+    # On the host, so that the program may put each row on its replica's device.
+    return np.stack([np.asarray(array) for array in arrays])
 
 
 def check_components(strategy: StrategyLike, leaf: Leaf) -> None:
@@ -141,8 +199,8 @@ def check_components(strategy: StrategyLike, leaf: Leaf) -> None:
     if count != strategy.num_replicas_in_sync:
         raise errors.InvalidArgumentError(
             errors.describe(
-                f"{leaf.label} is {leaf.value!r} with {count} components, but {strategy.name} has "
-                f"{strategy.num_replicas_in_sync} replicas.",
+                f"{leaf.label[0].upper()}{leaf.label[1:]} is {leaf.value!r} with {count} "
+                f"components, but {strategy.name} has {strategy.num_replicas_in_sync} replicas.",
                 fix="Make it with this strategy: `strategy.distribute_dataset` or "
                 "`strategy.distribute_values_from_function`.",
             )

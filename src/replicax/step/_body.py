@@ -11,13 +11,11 @@ import jax.numpy as jnp
 
 from replicax import errors
 from replicax.collectives import Entry
-from replicax.collectives._sites import site_of_traceback
-from replicax.step._access import FunctionTrace
 from replicax.step._arguments import Leaf
 from replicax.step._compiled_context import CompiledReplicaContext, ReplicaVariables
 from replicax.step._padding import Padding
 from replicax.step._rows import LocalRows
-from replicax.values import AXIS, Frame, PerReplica, StrategyLike, Variable, entered
+from replicax.values import AXIS, Frame, PerReplica, StrategyLike, Variable, VariableAccess, entered
 
 
 @dataclass
@@ -42,7 +40,7 @@ class Body:
         leaves: Sequence[Leaf],
         structure: Any,
         padding: Padding | None,
-        surrounding: FunctionTrace,
+        surrounding: VariableAccess,
     ) -> None:
         self.strategy, self.fn, self.leaves, self.structure = strategy, fn, leaves, structure
         self.padding, self.surrounding = padding, surrounding
@@ -109,7 +107,7 @@ def traced(body: Body, local: Sequence[Any], rows_aval: Any, strategy: StrategyL
 
 
 def _python_branch(error: Exception, fn: Callable[..., Any]) -> errors.VaryingControlFlowError:
-    site = site_of_traceback(error.__traceback__)
+    site = errors.site_of_traceback(error.__traceback__)
     return errors.VaryingControlFlowError(
         errors.describe(
             f"Python branched on a traced value in `{getattr(fn, '__name__', fn)}`"

@@ -6,23 +6,25 @@ name, is here. Each function has a test that fails when jax moves the name.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-import jaxlib
 from jax.core import Tracer
-from jax.extend.core import JaxprEqn, take_current_trace
 
-from replicax.errors import CallSite
+from replicax.errors import CallSite, is_user_file
 
-_GLUE_FILES = frozenset(
-    file for file in (contextlib.__file__, functools.__file__, threading.__file__) if file
-)
+if TYPE_CHECKING:  # At run time `jax.extend` would bring Pallas along.
+    from jax.extend.core import JaxprEqn
+
+
+@functools.cache
+def literal_type() -> type:
+    """The class of constants in the equations of a jaxpr."""
+    from jax.extend.core import Literal  # noqa: PLC0415 - brings Pallas along
+
+    return Literal
 
 
 def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
@@ -31,6 +33,13 @@ def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     jax 0.10 closes a jaxpr in a wrapper; in jax 0.12 every jaxpr holds its own constants.
     """
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def nested_jaxprs(eqn: JaxprEqn) -> Iterator[Any]:
+    """The jaxprs that an equation holds, not those inside of them."""
+    from jax.extend.core import jaxprs_in_params  # noqa: PLC0415 - brings Pallas along
+
+    yield from jaxprs_in_params(eqn.params)
 
 
 def scan_lengths(params: Mapping[str, Any]) -> tuple[int, int]:
@@ -43,7 +52,8 @@ def scan_lengths(params: Mapping[str, Any]) -> tuple[int, int]:
 
 def is_reference(aval: object) -> bool:
     """Whether an abstract value is a mutable array reference (`jax.new_ref`)."""
-    return _is_reference_type(type(aval))
+    kind: Any = type(aval)
+    return _is_reference_type(kind)
 
 
 @functools.cache
@@ -58,6 +68,8 @@ def is_dead_tracer(value: object) -> bool:
     """
     if not isinstance(value, Tracer):
         return False
+    from jax.extend.core import take_current_trace  # noqa: PLC0415 - brings Pallas along
+
     with take_current_trace() as innermost:
         running: Any = innermost
     while running is not None and running is not value._trace:
@@ -71,23 +83,10 @@ def equation_site(eqn: JaxprEqn) -> CallSite | None:
     if trace is None:
         return None
     for code, instruction in zip(*trace.raw_frames(), strict=True):
-        if _is_user_file(code.co_filename):
+        if is_user_file(code.co_filename):
             line = type(trace).code_addr2line(code, instruction)
             return CallSite(code.co_filename, line, code.co_name)
     return None
-
-
-@functools.cache
-def _is_user_file(file: str) -> bool:
-    return not file.startswith(_library_prefixes()) and file not in _GLUE_FILES
-
-
-@functools.cache
-def _library_prefixes() -> tuple[str, ...]:
-    here = opened.__code__.co_filename
-    package = os.path.dirname(os.path.dirname(here))  # noqa: PTH120 - no resolving wanted.
-    folders = [package, *jax.__path__, *jaxlib.__path__]
-    return (*(os.path.join(folder, "") for folder in folders), "<frozen ")  # noqa: PTH118
 
 
 def expand_high_primitive(eqn: JaxprEqn) -> Any:

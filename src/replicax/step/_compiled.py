@@ -25,8 +25,9 @@ from replicax.step._arguments import (
 from replicax.step._body import Body, Outcome, traced
 from replicax.step._padding import Padding, check_alignment, padding_of
 from replicax.step._proof import Source, prove
+from replicax.step._results import combined_outputs
 from replicax.step._written import check_writes, describe_source
-from replicax.values import AXIS, PerReplica, StrategyLike
+from replicax.values import AXIS, PerReplica, StrategyLike, VariableAccess, spread
 
 
 def run_compiled(
@@ -35,6 +36,7 @@ def run_compiled(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     trace: FunctionTrace,
+    variables: VariableAccess,
 ) -> Any:
     """Trace, prove and emit one `strategy.run`.
 
@@ -44,6 +46,7 @@ def run_compiled(
         args: Its arguments; per-replica values are unpacked.
         kwargs: Its named arguments.
         trace: The program that the run is part of.
+        variables: Variables as they are seen at the place of the call.
 
     Returns:
         The function's result: mirrored parts as plain arrays, the others as `PerReplica`.
@@ -55,10 +58,11 @@ def run_compiled(
         UnprovenError: The program holds something that cannot be proved.
     """
     trace.runs_on(strategy)
+    args, kwargs = spread((tuple(args), kwargs))
     leaves, structure = flatten_arguments(fn, args, kwargs)
     operands = [_operand(strategy, leaf) for leaf in leaves if leaf.is_array or leaf.is_per_replica]
     padding = padding_of(leaves)
-    body = Body(strategy, fn, leaves, structure, padding, trace)
+    body = Body(strategy, fn, leaves, structure, padding, variables)
 
     local = [operand.local_aval for operand in operands]
     rows_aval = None if padding is None else jax.ShapeDtypeStruct((), jnp.int32)
@@ -83,7 +87,14 @@ def run_compiled(
         specs.append(PartitionSpec(AXIS))
     outputs = _emit(strategy, program, inputs, specs, causes)
     trace.entries.extend(outcome.entries)
-    return _results(outcome, outputs, causes, aligned, padding, trace)
+    count = len(outcome.paths)
+    for (variable, site), value in zip(outcome.written.items(), outputs[count:], strict=True):
+        variables.store(variable, value, site)
+    is_combined = combined_outputs(program)
+    for value, cause, counts_once in zip(outputs[:count], causes, is_combined, strict=False):
+        if cause is None:
+            trace.mirrored[id(value)] = (value, counts_once)
+    return _results(outcome, outputs[:count], causes, aligned, padding, trace)
 
 
 def _proved(
@@ -163,15 +174,11 @@ def _results(
     padding: Padding | None,
     trace: FunctionTrace,
 ) -> Any:
-    """Turn flat outputs into the user's result, and write variables back."""
-    count = len(outcome.paths)
-    for (variable, site), value in zip(outcome.written.items(), outputs[count:], strict=True):
-        trace.store(variable, value, site)
+    """Turn flat outputs into the user's result."""
     wrapped = []
-    aligned = aligned or (False,) * count
-    for value, cause, has_rows in zip(outputs[:count], causes, aligned, strict=False):
+    aligned = aligned or (False,) * len(outputs)
+    for value, cause, has_rows in zip(outputs, causes, aligned, strict=False):
         if cause is None:
-            trace.mirrored[id(value)] = value
             wrapped.append(value)
             continue
         rows = padding.rows if padding is not None and has_rows else None

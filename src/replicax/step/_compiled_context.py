@@ -7,20 +7,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax import errors
 from replicax.collectives import Entry, ReduceOp, mapped
-from replicax.step._access import FunctionTrace, TracedVariables, require_same_strategy
+from replicax.step._access import TracedVariables, require_same_strategy
+from replicax.step._arguments import Leaf, check_components
 from replicax.step._context import Collective, ReplicaContext
 from replicax.step._rows import LocalRows
-from replicax.values import AXIS, Frame, PerReplica, StrategyLike, Variable, entered
+from replicax.values import AXIS, Frame, PerReplica, StrategyLike, Variable, VariableAccess, entered
 from replicax.values._combine import over_elements
 
 
 class ReplicaVariables(TracedVariables):
     """Variables as a traced replica function sees them."""
 
-    def __init__(self, parent: FunctionTrace, strategy: StrategyLike) -> None:
+    def __init__(self, parent: VariableAccess, strategy: StrategyLike) -> None:
         super().__init__(parent)
         self._strategy = strategy
 
@@ -52,6 +54,7 @@ class CompiledReplicaContext(ReplicaContext):
     @property
     def replica_id_in_sync_group(self) -> jax.Array:
         """i32[], traced."""
+        self._require_active("replica_id_in_sync_group")
         # Not kept: the same tracer must not appear at several levels of tracing.
         return jax.lax.axis_index(AXIS)
 
@@ -91,13 +94,15 @@ class CompiledReplicaContext(ReplicaContext):
 
     def _merge(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         def outwards(leaf: Any) -> Any:
-            return PerReplica.from_local(leaf) if isinstance(leaf, jax.Array) else leaf
+            is_array = isinstance(leaf, (jax.Array, np.ndarray))
+            return PerReplica.from_local(jnp.asarray(leaf)) if is_array else leaf
 
         def inwards(leaf: Any) -> Any:
             if not isinstance(leaf, PerReplica):
                 return leaf
             if leaf.local is not None:
                 return leaf.local
+            check_components(self.strategy, Leaf(leaf, "merge_call's result"))
             return jnp.stack(leaf.values)[self.replica_id_in_sync_group]
 
         args, kwargs = jax.tree.map(outwards, (args, kwargs))

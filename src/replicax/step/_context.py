@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from replicax import errors
 from replicax.collectives import CommunicationOptions, ReduceOp
 from replicax.step._rows import LocalRows
 from replicax.values import Frame, Mirrored, PerReplica, StrategyLike, Variable, current_frame
+from replicax.values._combine import as_array
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Collective:
         axis: The axis, for the kinds that join or cut.
         source: The replica whose value all get, for `broadcast`.
         options: How the value travels.
+        structure: The tree that the leaves come from; the same on all replicas.
     """
 
     kind: str
@@ -32,6 +35,7 @@ class Collective:
     axis: int = 0
     source: int = 0
     options: CommunicationOptions = field(default_factory=CommunicationOptions)
+    structure: Any = None
 
     @property
     def op_name(self) -> str | None:
@@ -258,6 +262,14 @@ class ReplicaContext:
                     fix="Pass one argument as `args=(value,)`.",
                 )
             )
+        if not callable(merge_fn) or not isinstance(kwargs, (dict, type(None))):
+            raise errors.ArgumentTypeError(
+                errors.describe(
+                    f"merge_call was given {merge_fn!r} with `kwargs` = {kwargs!r}.",
+                    why="It takes a function and a dictionary.",
+                    fix="Pass `merge_call(merge_fn, args=(value,), kwargs={...})`.",
+                )
+            )
         return self._merge(merge_fn, tuple(args), dict(kwargs or {}))
 
     # -- parts ----------------------------------------------------------------
@@ -267,6 +279,7 @@ class ReplicaContext:
         value = jax.tree.map(_plain, value, is_leaf=lambda x: isinstance(x, (Variable, Mirrored)))
         structure: Any
         leaves, structure = jax.tree.flatten(value)
+        collective = dataclasses.replace(collective, structure=structure)
         return structure.unflatten(self._communicate(collective, leaves))
 
     def _options(self, options: CommunicationOptions | None) -> CommunicationOptions:
@@ -322,7 +335,7 @@ class SingleReplicaContext(ReplicaContext):
             super()._require_active(call)
 
     def _communicate(self, collective: Collective, leaves: Sequence[Any]) -> list[Any]:
-        arrays = [jnp.asarray(leaf) for leaf in leaves]
+        arrays = [as_array(leaf, f"A value given to `{collective.kind}`") for leaf in leaves]
         if collective.op is ReduceOp.MEAN:
             return [array.astype(_mean_dtype(array.dtype)) for array in arrays]
         return arrays

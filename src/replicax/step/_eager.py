@@ -29,6 +29,7 @@ from replicax.step._eager_context import (
 )
 from replicax.step._eager_variables import EagerVariables, commit
 from replicax.step._jax_settings import current_settings, settings
+from replicax.step._results import remember
 from replicax.step._rows import LocalRows
 from replicax.step._state import check_fed_back
 from replicax.values import (
@@ -38,6 +39,7 @@ from replicax.values import (
     StrategyLike,
     Variable,
     entered,
+    live_variables,
     regroup,
     same_bits,
 )
@@ -66,27 +68,40 @@ class _Run:
             leaf.value.values if leaf.is_per_replica else None for leaf in self.leaves
         ]
         self.variables = [EagerVariables(strategy, i) for i in range(len(self.mesh.devices))]
+        self.contexts: dict[int, EagerReplicaContext] = {}
+        self.before_merges: dict[Variable, jax.Array] = {}
         self.settings = current_settings()
 
     def execute(self) -> Any:
         """Run all replicas and combine their results."""
         strategy: Any = self.strategy
         bodies = [functools.partial(self._replica, i) for i in range(len(self.mesh.devices))]
-        results = run_replicas(
-            bodies,
-            self._serve,
-            timeout_seconds=strategy.communication_options.timeout_seconds,
-            names=[f"replica {i}" for i in range(len(bodies))],
-        )
-        combined = regroup(results, self._combined)
-        commit(self.strategy, self.variables)
+        try:
+            results = run_replicas(
+                bodies,
+                self._serve,
+                timeout_seconds=strategy.communication_options.timeout_seconds,
+                names=[f"replica {i}" for i in range(len(bodies))],
+            )
+            combined = regroup(results, self._combined)
+            commit(self.strategy, self.variables)
+        except BaseException:
+            self._undo_merges()
+            raise
         return combined
+
+    def _undo_merges(self) -> None:
+        """Give variables back what they held before the first merge call of a failed run."""
+        for variable, value in self.before_merges.items():
+            if not value.is_deleted():
+                variable._value = value
 
     def _replica(self, replica: int, meet: Meet) -> Any:
         device = self.mesh.devices[replica]
         context = EagerReplicaContext(
             self.strategy, LocalRows(may_differ=True), replica, meet, device
         )
+        self.contexts[replica] = context
         frame = Frame(self.strategy, replica=context, access=self.variables[replica])
         with settings(self.settings), jax.default_device(device), entered(frame):
             inputs = [
@@ -98,7 +113,15 @@ class _Run:
             return jax.tree.map(_result_leaf, result, is_leaf=_is_variable)
 
     def _input(self, leaf: Leaf, components: Any, replica: int, device: jax.Device) -> Any:
-        value = components[replica] if components is not None else leaf.value
+        if components is None:
+            return self._placed(leaf.value, replica, device)
+        # Numbers become arrays, as they are in compiled steps.
+        return jax.tree.map(
+            lambda x: self._placed(jnp.asarray(x) if _is_number(x) else x, replica, device),
+            components[replica],
+        )
+
+    def _placed(self, value: Any, replica: int, device: jax.Device) -> Any:
         if isinstance(value, jax.Array) and self.mesh.holds_mirrored(value):
             return self.mesh.components(value)[replica]
         if isinstance(value, (jax.Array, np.ndarray, np.generic)):
@@ -114,7 +137,10 @@ class _Run:
             varying = PerReplica(tuple(values))
             varying.provenance = Provenance(self.memory.number, "the replicas' bits differ")
             return varying
-        return self.mesh.from_components(values)
+        mirrored = self.mesh.from_components(values)
+        if not self.contexts[0].has_received(values[0]):
+            remember(mirrored)
+        return mirrored
 
     # -- meetings -------------------------------------------------------------------
 
@@ -125,18 +151,20 @@ class _Run:
         per_replica = [request.payload[1] for request in requests]
         check_same_parameters(requests)
         sites = [request.entry.call_site for request in requests]
+        trees = [request.payload[0].structure for request in requests]
+        common: dict[str, Any] = {"call_sites": sites, "structures": trees}
         devices = self.mesh.devices
         match collective.kind:
             case "all_reduce":
-                return local.all_reduce(collective.op, per_replica, devices, call_sites=sites)
+                return local.all_reduce(collective.op, per_replica, devices, **common)
             case "all_gather":
-                return local.all_gather(per_replica, collective.axis, devices, call_sites=sites)
+                return local.all_gather(per_replica, collective.axis, devices, **common)
             case "reduce_scatter":
                 return local.reduce_scatter(
-                    collective.op, per_replica, collective.axis, devices, call_sites=sites
+                    collective.op, per_replica, collective.axis, devices, **common
                 )
             case _:
-                return local.broadcast(per_replica, collective.source, devices, call_sites=sites)
+                return local.broadcast(per_replica, collective.source, devices, **common)
 
     def _serve_merge(self, requests: list[Request]) -> list[Any]:
         """Call the merge function once, in cross-replica context, on committed variables."""
@@ -144,11 +172,13 @@ class _Run:
         check_same_function(functions, requests)
         args, kwargs = regroup([request.payload[1:] for request in requests], self._merge_argument)
         commit(self.strategy, self.variables)
-        with entered(Frame(self.strategy)):
+        with entered(Frame(self.strategy, merging=self.contexts[0])):
             result = functions[0](self.strategy, *args, **kwargs)
 
         def select(replica: int, device: jax.Device) -> Any:
             def one(leaf: Any) -> Any:
+                if isinstance(leaf, PerReplica):
+                    check_components(self.strategy, Leaf(leaf, "merge_call's result"))
                 leaf = leaf.values[replica] if isinstance(leaf, PerReplica) else leaf
                 if self.mesh.holds_mirrored(leaf):
                     return self.mesh.components(leaf)[replica]
@@ -161,6 +191,10 @@ class _Run:
     def _merge_argument(self, values: Sequence[Any]) -> Any:
         is_array = any(isinstance(value, (jax.Array, np.ndarray)) for value in values)
         return PerReplica(tuple(values)) if is_array else self._combined(values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, complex))
 
 
 def _is_variable(value: Any) -> bool:
@@ -210,7 +244,7 @@ def _name_of(fn: Callable[..., Any]) -> str:
 
 @functools.cache
 def _hint_once() -> None:
-    _logger.info(
+    _logger.warning(
         "strategy.run was called outside of rx.function: replicas run one after the other in "
         "Python, which is meant for debugging. Decorate the training step with @rx.function to "
         "compile it. This is said once."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from replicax.collectives import Entry, Meet, ReduceOp, Request
 from replicax.step._context import Collective, ReplicaContext
 from replicax.step._rows import LocalRows
 from replicax.values import StrategyLike
+from replicax.values._combine import as_array
 
 
 class EagerReplicaContext(ReplicaContext):
@@ -25,6 +27,7 @@ class EagerReplicaContext(ReplicaContext):
     ) -> None:
         super().__init__(strategy, rows)
         self._replica, self._meet, self._device = replica, meet, device
+        self._received: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
 
     @property
     def replica_id_in_sync_group(self) -> int:
@@ -32,7 +35,7 @@ class EagerReplicaContext(ReplicaContext):
         return self._replica
 
     def _communicate(self, collective: Collective, leaves: Sequence[Any]) -> list[Any]:
-        arrays = [jnp.asarray(leaf) for leaf in leaves]
+        arrays = [as_array(leaf, f"A value given to `{collective.kind}`") for leaf in leaves]
         site = errors.call_site()
         if any(isinstance(array, jax.core.Tracer) for array in arrays):
             return list(_differentiable(self, collective, site, tuple(arrays)))
@@ -45,7 +48,12 @@ class EagerReplicaContext(ReplicaContext):
         entry = self._entry(collective.kind, collective.op_name, arrays, site)
         here = [jax.device_put(array, self._device) for array in arrays]
         answer: list[jax.Array] = self._meet(Request(entry, (collective, here)))
+        self._received.update((id(array), array) for array in answer)
         return answer
+
+    def has_received(self, value: jax.Array) -> bool:
+        """Whether ``value`` is the result of a collective, as it came."""
+        return self._received.get(id(value)) is value
 
     def _entry(
         self,
@@ -68,7 +76,18 @@ class EagerReplicaContext(ReplicaContext):
         )
 
     def _merge(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        name = getattr(merge_fn, "__qualname__", repr(merge_fn))
+        inner = merge_fn.func if isinstance(merge_fn, functools.partial) else merge_fn
+        name = getattr(inner, "__qualname__", type(inner).__name__)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            raise errors.UnimplementedError(
+                errors.describe(
+                    f"`merge_call` of `{name}` was given arrays that JAX transforms (`jax.grad`, "
+                    "`rx.value_and_grad`, `jax.jit`, ...) in the eager runner.",
+                    why="There the arrays of different replicas belong to different traces.",
+                    fix="Use `ctx.all_reduce` or `ctx.all_gather`, which have gradients in both "
+                    "runners, or call the step through `rx.function`.",
+                )
+            )
         entry = self._entry("merge_call", name, (), errors.call_site())
         return self._meet(Request(entry, (merge_fn, args, kwargs)))
 
@@ -82,17 +101,21 @@ def _differentiable(
 ) -> tuple[jax.Array, ...]:
     """A collective on arrays that JAX differentiates; the primal values are concrete."""
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
-        raise errors.UnimplementedError(
-            errors.describe(
-                f"`{collective.kind}` was called inside `jax.jit`, `jax.lax.scan`, `jax.lax.cond` "
-                f"or `jax.vmap` in the eager runner{f' at {site}' if site else ''}.",
-                why="There the arrays have no values yet, and the replicas meet with values.",
-                fix="Call the step through `rx.function`, where collectives may stand anywhere; or "
-                "run this part without the transformation, for example under "
-                "`with jax.disable_jit():`.",
-            )
-        )
+        raise _without_values(collective.kind, site)
     return tuple(context._exchange(collective, site, arrays))
+
+
+def _without_values(call: str, site: errors.CallSite | None) -> errors.UnimplementedError:
+    return errors.UnimplementedError(
+        errors.describe(
+            f"`{call}` was called inside `jax.jit`, `jax.lax.scan`, `jax.lax.cond`, `jax.vmap` or "
+            f"a differentiated function in the eager runner{f' at {site}' if site else ''}.",
+            why="There the arrays have no values yet, and the replicas meet with values. Only "
+            "reverse differentiation of collectives other than `merge_call` is supported.",
+            fix="Call the step through `rx.function`, where it may stand anywhere; or run this "
+            "part without the transformation, for example under `with jax.disable_jit():`.",
+        )
+    )
 
 
 def _forwards(
@@ -205,8 +228,9 @@ def check_same_parameters(requests: Sequence[Request]) -> None:
     ]
     raise errors.CollectiveMismatchError(
         errors.describe(
-            f"The replicas disagree on a {requests[0].entry.kind}.",
+            f"The replicas disagree on the parameters of one {requests[0].entry.kind}.",
             table=errors.Table(("replica", "axis", "source", "at"), rows),
+            why="They act together, so they must ask for the same.",
             fix="Use one axis and one source on all replicas.",
         )
     )
@@ -218,7 +242,9 @@ def check_same_function(functions: Sequence[Any], requests: Sequence[Request]) -
     Raises:
         CollectiveMismatchError: With a row a replica.
     """
-    codes = [getattr(fn, "__code__", fn) for fn in functions]
+    # Lambdas and partials are made anew on each replica; what they run is the same.
+    inner = [fn.func if isinstance(fn, functools.partial) else fn for fn in functions]
+    codes = [getattr(fn, "__code__", fn) for fn in inner]
     if all(code == codes[0] for code in codes[1:]):
         return
     rows = [

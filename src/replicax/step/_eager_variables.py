@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from replicax import errors
-from replicax.step._access import require_same_strategy, trace_level, written_inside_transformation
+from replicax.step._access import require_same_strategy, written_inside_transformation
 from replicax.values import StrategyLike, Variable, same_bits
 from replicax.values._lending import mark_lent
+from replicax.values._tracing import is_staged, trace_level
 
 
 class EagerVariables:
@@ -26,6 +28,17 @@ class EagerVariables:
     def read(self, variable: Variable) -> jax.Array:
         """Return this replica's copy, on its device."""
         require_same_strategy(variable, self._strategy, "read")
+        if is_staged(self._level):
+            raise errors.UnimplementedError(
+                errors.describe(
+                    f"Variable `{variable.name}` was read inside `jax.jit`, `jax.lax.scan` or "
+                    "another traced function in the eager runner.",
+                    why="JAX keeps traced functions, and with them the value that the variable "
+                    "has now; later calls would use the old value.",
+                    fix="Read it before (`w = variable.value`) and pass the array in; or call the "
+                    "step through `rx.function`, where variables may be read anywhere.",
+                )
+            )
         if variable not in self._copies:
             copies = self._strategy.replica_mesh.components(variable._value)
             mark_lent(variable)  # The user may keep what was read here, beyond the run.
@@ -75,11 +88,11 @@ def commit(strategy: StrategyLike, replicas: Sequence[EagerVariables]) -> None:
 def _differing(
     variable: Variable, replicas: Sequence[EagerVariables], copies: Sequence[jax.Array]
 ) -> errors.VaryingWriteError:
-    first = np.asarray(copies[0]).astype(np.complex128)
+    first = _host(copies[0])
     rows = []
     for i, (one, copy) in enumerate(zip(replicas, copies, strict=True)):
         wrote = one.stored.get(variable, "did not write it")
-        gap = np.abs(np.asarray(copy).astype(np.complex128) - first).max(initial=0.0)
+        gap = np.abs(_host(copy) - first).max(initial=0.0)
         rows.append((i, wrote, f"{gap:.3g}"))
     return errors.VaryingWriteError(
         errors.describe(
@@ -92,3 +105,9 @@ def _differing(
             "an aggregation (`rx.Variable(..., aggregation='mean')`).",
         )
     )
+
+
+def _host(copy: jax.Array) -> np.ndarray[Any, Any]:
+    if jnp.issubdtype(copy.dtype, jax.dtypes.prng_key):
+        copy = jax.random.key_data(copy)
+    return np.asarray(copy).astype(np.complex128)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -11,12 +14,14 @@ import jax
 
 from replicax import errors
 from replicax.collectives import CompiledCollective, Entry, collectives_in
-from replicax.step._access import FunctionTrace
 from replicax.step._arguments import (
     all_parameter_names,
     argument_name,
+    bound_to,
+    check_hashable,
     parameter_names,
     stack_components,
+    static_names,
 )
 from replicax.step._program import Program, VariablesChanged, check_leaf, signature
 from replicax.step._state import (
@@ -55,10 +60,28 @@ class Function:
         self.__name__: str = getattr(fn, "__name__", type(fn).__name__)
         self._donate = donated_names(donate, all_parameter_names(fn), self.__name__)
         names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
-        self._static = frozenset(names)
-        self._variants: dict[tuple[tuple[str, Any], ...], Function] = {}
-        self._programs: dict[StrategyLike | None, dict[Any, Program]] = {}
+        self._static = static_names(names, fn, self.__name__)
+        self._variants: dict[tuple[tuple[str, type, Any], ...], Function] = {}
+        self._programs: dict[tuple[StrategyLike | None, Any], Program] = {}
         self._plain_arguments: set[str] = set()
+        self._methods: dict[int, Function] = {}
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Function | BoundFunction:
+        """As a method: a function for each object, of which `self` is a fixed part."""
+        if instance is None:
+            return self
+        key = id(instance)
+        if key not in self._methods:
+            alive = _reference(instance, lambda _: self._methods.pop(key, None))
+            self._methods[key] = Function(
+                bound_to(alive, self._fn), donate=self._donate, static_argnames=tuple(self._static)
+            )
+        return BoundFunction(self._methods[key], instance)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Function:
+        """A function of its own, which has not been traced yet."""
+        fn = copy.deepcopy(self._fn, memo)
+        return Function(fn, donate=self._donate, static_argnames=tuple(self._static))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step.
@@ -73,9 +96,11 @@ class Function:
                 return self._fn(*args, **kwargs)
             strategy = frame.strategy
         if self._static:
-            return self._specialised(args, kwargs)
+            variant, args, kwargs = self._specialised(args, kwargs)
+            return variant(*args, **kwargs)
+        structure: Any
         leaves, structure = jax.tree.flatten((args, kwargs))
-        program = self._programs.get(strategy, {}).get(structure)
+        program = self._programs.get((strategy, structure))
         if program is None:
             leaves, structure, program = self._build(strategy, args, kwargs)
         for _ in range(_REBUILDS):
@@ -83,6 +108,9 @@ class Function:
                 return program(leaves)
             except VariablesChanged as changed:
                 program = self._rebuilt(program, changed.traced, strategy, leaves)
+            except TypeError:
+                self._check_arguments(*structure.unflatten(leaves))  # Perhaps it was no array.
+                raise
         raise errors.InternalError(
             errors.describe(
                 f"`{self.__name__}` used other variables each time it was traced.",
@@ -99,6 +127,12 @@ class Function:
         check_returned_state(args, traced.form, self._donate, self._names(args), self.__name__)
         return traced
 
+    def name_of_leaf(self, structure: Any, position: int) -> str:
+        """How messages call one of the argument leaves."""
+        args, kwargs = structure.unflatten(range(structure.num_leaves))
+        with_paths, _ = jax.tree_util.tree_flatten_with_path((args, kwargs))
+        return argument_name(with_paths[position][0], self._names(args))
+
     def _names(self, args: Sequence[Any]) -> list[str]:
         return parameter_names(self._fn, len(args))
 
@@ -106,16 +140,16 @@ class Function:
         self, strategy: StrategyLike | None, args: Any, kwargs: Any
     ) -> tuple[list[Any], Any, Program]:
         """Make the program for a structure of arguments that was not seen before."""
-        args, kwargs = _stacked((args, kwargs))
+        args, kwargs = _stacked((args, kwargs), self._names(args))
         leaves, structure = jax.tree.flatten((args, kwargs))
-        programs = self._programs.setdefault(strategy, {})
-        if structure in programs:  # The call had components, which are stacked anew each time.
-            return leaves, structure, programs[structure]
+        program = self._programs.get((strategy, structure))
+        if program is not None:  # The call had components, which are stacked anew each time.
+            return leaves, structure, program
         self._check_arguments(args, kwargs)
         traced = self.trace_program(structure, leaves)
         program = self._program(traced, structure, args, kwargs, leaves)
         program.traces[signature(leaves)] = traced
-        programs[structure] = program
+        self._programs[strategy, structure] = program
         if traced.strategy is not None:
             leaves = program.placed(leaves)
         return leaves, structure, program
@@ -151,7 +185,7 @@ class Function:
             strategy=traced.strategy,
         )
         program.traces.update(old.traces)
-        self._programs.setdefault(strategy, {})[old.structure] = program
+        self._programs[strategy, old.structure] = program
         return program
 
     def _check_arguments(self, args: Any, kwargs: Any) -> None:
@@ -171,17 +205,20 @@ class Function:
             if not isinstance(value, PerReplica)
         )
 
-    def _specialised(self, args: Any, kwargs: Any) -> Any:
-        """Call the function for these values of the static arguments."""
+    def _specialised(self, args: Any, kwargs: Any) -> tuple[Function, tuple[Any, ...], Any]:
+        """The function for these values of the static arguments, and the other arguments."""
         names = self._names(args)
         named = dict(zip(names, args, strict=True))
         static = {k: v for k, v in {**named, **kwargs}.items() if k in self._static}
-        key = tuple(sorted(static.items()))
+        # With the types, because 1 == 1.0 == True.
+        key = tuple((name, type(static[name]), static[name]) for name in sorted(static))
+        check_hashable(static, self.__name__)
         if key not in self._variants:
             self._variants[key] = Function(_without(self._fn, static), donate=self._donate)
-        return self._variants[key](
-            *(a for name, a in zip(names, args, strict=True) if name not in self._static),
-            **{k: v for k, v in kwargs.items() if k not in self._static},
+        return (
+            self._variants[key],
+            tuple(a for name, a in zip(names, args, strict=True) if name not in self._static),
+            {k: v for k, v in kwargs.items() if k not in self._static},
         )
 
     # -- looking at it --------------------------------------------------------------
@@ -192,10 +229,13 @@ class Function:
         Returns:
             JAX's own object: `.as_text()`, `.compile().as_text()`, `.compile().cost_analysis()`.
         """
+        if self._static:
+            variant, args, kwargs = self._specialised(args, kwargs)
+            return variant.lower(*args, **kwargs)
         frame = current_frame()
         strategy = frame.strategy if frame is not None else None
         leaves, structure = jax.tree.flatten((args, kwargs))
-        program = self._programs.get(strategy, {}).get(structure)
+        program = self._programs.get((strategy, structure))
         if program is None:
             leaves, structure, program = self._build(strategy, args, kwargs)
         return program.lower(leaves)
@@ -222,7 +262,10 @@ class Function:
 
     def requested_collectives(self, *args: Any, **kwargs: Any) -> tuple[Entry, ...]:
         """List the collectives that the replica functions ask for, in program order."""
-        leaves, structure = jax.tree.flatten(_stacked((args, kwargs)))
+        if self._static:
+            variant, args, kwargs = self._specialised(args, kwargs)
+            return variant.requested_collectives(*args, **kwargs)
+        leaves, structure = jax.tree.flatten(_stacked((args, kwargs), self._names(args)))
         return self.trace_program(structure, leaves).entries
 
     def __repr__(self) -> str:
@@ -230,22 +273,62 @@ class Function:
 
 
 def _without(fn: Callable[..., Any], static: dict[str, Any]) -> Callable[..., Any]:
+    """`fn` with the values of some parameters filled in, wherever they stand."""
+    whole = inspect.signature(fn)
+    others = [p for p in whole.parameters.values() if p.name not in static]
+    signature = whole.replace(parameters=others)
+
     @functools.wraps(fn)
     def rest(*args: Any, **kwargs: Any) -> Any:
-        return fn(*args, **kwargs, **static)
+        given = signature.bind(*args, **kwargs).arguments | static
+        in_order = {name: given[name] for name in whole.parameters if name in given}
+        bound = inspect.BoundArguments(whole, in_order)
+        return fn(*bound.args, **bound.kwargs)
 
+    rest.__signature__ = signature  # type: ignore[attr-defined]
     return rest
 
 
-def _stacked(tree: Any) -> Any:
-    """Stack per-replica values that are held as components."""
+class BoundFunction:
+    """An `rx.function` that is a method, with its object."""
 
-    def stack(value: Any) -> Any:
+    def __init__(self, function: Function, instance: Any) -> None:
+        self._function = function
+        self.__self__ = instance
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+    def __repr__(self) -> str:
+        return repr(self._function)
+
+
+def _reference(instance: Any, at_end: Callable[[Any], Any]) -> Callable[[], Any]:
+    """A reference that does not keep the object alive, where there can be one."""
+    try:
+        return weakref.ref(instance, at_end)
+    except TypeError:  # Its class has slots.
+        return lambda: instance
+
+
+def _stacked(tree: Any, names: Sequence[str]) -> Any:
+    """Stack per-replica values of `(args, kwargs)` that are held as components."""
+
+    def stack(path: Any, value: Any) -> Any:
         if not isinstance(value, PerReplica) or value.stacked is not None:
             return value
-        return regroup(value.values, lambda rows: PerReplica.from_stacked(stack_components(rows)))
+        label = f"argument `{argument_name(path, names)}`"
+        return regroup(
+            value.values, lambda rows: PerReplica.from_stacked(stack_components(rows, label))
+        )
 
-    return jax.tree.map(stack, tree, is_leaf=lambda value: isinstance(value, PerReplica))
+    return jax.tree_util.tree_map_with_path(
+        stack, tree, is_leaf=lambda value: isinstance(value, PerReplica)
+    )
 
 
 def _per_replica_positions(tree: Any) -> frozenset[int]:
@@ -330,10 +413,3 @@ def function(
     if fn is None:
         return lambda fn: Function(fn, donate=donate, static_argnames=static_argnames)
     return Function(fn, donate=donate, static_argnames=static_argnames)
-
-
-def is_tracing() -> FunctionTrace | None:
-    """The trace that the current thread is in, or None."""
-    frame = current_frame()
-    access = frame.access if frame is not None else None
-    return access if isinstance(access, FunctionTrace) else None

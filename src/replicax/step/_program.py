@@ -6,14 +6,17 @@ lists, write the new arrays back. Everything else happens when JAX has to trace 
 
 from __future__ import annotations
 
-import collections
+import functools
+import threading
 from collections.abc import Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from replicax import errors
+from replicax.step._access import out_of_reach
 from replicax.step._trace import Traced
 from replicax.values import ReplicaMesh, StrategyLike, Variable
 from replicax.values._lending import COUNTER, keep_lent_arrays
@@ -21,13 +24,17 @@ from replicax.values._lending import COUNTER, keep_lent_arrays
 if TYPE_CHECKING:
     from replicax.step._function import Function
 
-IN_FLIGHT_ON_CPU = 4
+IN_FLIGHT_ON_CPU = 8
 """How many steps may be under way when several replicas share this process's CPU.
 
 XLA's collectives on the CPU block a pool thread for each waiting device. With hundreds of steps
 queued, threads of one step wait for threads that a later step holds, and XLA aborts the process
-after 40 s. A few steps keep the devices busy as well.
+after 40 s. A few steps keep the devices busy as well. Steps wait by half this number at a time,
+because each wait costs Python as much time as several leaves do.
 """
+
+
+_ONE_AT_A_TIME = threading.RLock()
 
 
 class VariablesChanged(Exception):  # noqa: N818 - a signal, caught by the function
@@ -66,14 +73,18 @@ class Program:
     ) -> None:
         self.function, self.structure = function, structure
         self.written, self.read, self.strategy = tuple(written), tuple(read), strategy
-        self.donated = tuple(donated)
-        self.kept = tuple(i for i in range(count) if i not in set(donated))
+        self.donated, positions = tuple(donated), set(donated)
+        self._donates = [i in positions for i in range(count)]
+        self._keeps = [not donates for donates in self._donates]
+        self.kept = tuple(compress(range(count), self._keeps))
         self.per_replica = per_replica
         self.traces: dict[Any, Traced] = {}
         self._tracing_failed = False
+        self._ends = _ends_of_arguments(structure)
         self._mesh: ReplicaMesh | None = strategy.replica_mesh if strategy is not None else None
         self._throttled = self._mesh is not None and self._mesh.is_cpu_simulation
-        self._in_flight: collections.deque[jax.Array] = collections.deque()
+        self._steps_since_wait = 0
+        self._awaited_next: jax.Array | None = None
         self._lendings_seen = -1
         self._jitted = self._jit()
 
@@ -85,37 +96,69 @@ class Program:
         Raises:
             VariablesChanged: A new trace needs other variables; nothing was run.
         """
-        if self._lendings_seen != COUNTER.lendings:
-            keep_lent_arrays(self.written)
-            self._lendings_seen = COUNTER.lendings
-        try:
-            new, result, done = self._dispatch(leaves)
-        except ValueError:
-            # Some argument is committed to other devices; unless the error is the user's own.
-            failed, self._tracing_failed = self._tracing_failed, False
-            if failed or self._mesh is None:
-                raise
-            new, result, done = self._dispatch(self.placed(leaves))
-        for variable, value in zip(self.written, new, strict=True):
-            variable._value = value
+        self._check_alive(leaves)
+        # Two threads would give away the same arrays, and start collectives in different orders.
+        with _ONE_AT_A_TIME:
+            if self._lendings_seen != COUNTER.lendings:
+                keep_lent_arrays(self.written)
+                self._lendings_seen = COUNTER.lendings
+            try:
+                new, result, done = self._dispatch(leaves)
+            except ValueError:
+                # Some argument is committed to other devices; unless the error is the user's own.
+                failed, self._tracing_failed = self._tracing_failed, False
+                if failed or self._mesh is None:
+                    raise
+                new, result, done = self._dispatch(self.placed(leaves))
+            if new and not _is_concrete(type(new[0])):
+                raise out_of_reach(self.written[0])
+            for variable, value in zip(self.written, new, strict=True):
+                variable._value = value
         if self._throttled:
-            self._in_flight.append(done)
-            if len(self._in_flight) > IN_FLIGHT_ON_CPU:
-                self._in_flight.popleft().block_until_ready()
+            self._throttle(done)
         return result
 
     def _dispatch(self, leaves: Sequence[Any]) -> Any:
         kept = leaves
         donated: Sequence[Any] = ()
         if self.donated:
-            donated = [leaves[i] for i in self.donated]
-            kept = [leaves[i] for i in self.kept]
+            donated = list(compress(leaves, self._donates))
+            kept = list(compress(leaves, self._keeps))
         return self._jitted(
             [variable._value for variable in self.written],
             donated,
             [variable._value for variable in self.read],
             kept,
         )
+
+    def _check_alive(self, leaves: Sequence[Any]) -> None:
+        """Refuse arrays that an earlier step was given to reuse: some releases of jax crash.
+
+        The first and the last leaf of each argument tell, because trees are donated whole.
+        """
+        for position in self._ends:
+            leaf = leaves[position]
+            if _is_concrete(type(leaf)) and leaf.is_deleted():
+                name = self.function.name_of_leaf(self.structure, position)
+                raise errors.InvalidArgumentError(
+                    errors.describe(
+                        f"Argument `{name}` of `{self.function.__name__}` is an array that has "
+                        "been deleted.",
+                        why="It was given to an earlier step as a donated argument, which reused "
+                        "its memory.",
+                        fix="Go on with what that step returned: `state, out = step(state, "
+                        "batch)`; or keep a copy before: `jnp.copy(x)`.",
+                    )
+                )
+
+    def _throttle(self, done: jax.Array) -> None:
+        """Keep at most `IN_FLIGHT_ON_CPU` steps under way."""
+        self._steps_since_wait += 1
+        if self._steps_since_wait * 2 < IN_FLIGHT_ON_CPU:
+            return
+        if self._awaited_next is not None:
+            self._awaited_next.block_until_ready()
+        self._awaited_next, self._steps_since_wait = done, 0
 
     # -- building ---------------------------------------------------------------
 
@@ -164,11 +207,11 @@ class Program:
     def _trace(self, leaves: Sequence[Any]) -> Traced:
         key = signature(leaves)
         if key not in self.traces:
-            self.is_tracing = True
             try:
                 self.traces[key] = self.function.trace_program(self.structure, leaves)
-            finally:
-                self._tracing_failed = False
+            except ValueError:
+                self._tracing_failed = True
+                raise
         traced = self.traces[key]
         if not (set(traced.written) <= set(self.written)) or not (
             traced.used <= {*self.written, *self.read}
@@ -193,6 +236,27 @@ class Program:
         kept = [leaves[i] for i in self.kept]
         lowered: jax.stages.Lowered = self._jitted.lower(values[0], donated or (), values[1], kept)
         return lowered
+
+
+@functools.cache
+def _is_concrete(kind: type) -> bool:
+    """Whether objects of a type are arrays that exist, no tracers and nothing of numpy.
+
+    Kept for each type: `isinstance(x, jax.Array)` runs Python code, too slow for each step.
+    """
+    return issubclass(kind, jax.Array)
+
+
+def _ends_of_arguments(structure: Any) -> tuple[int, ...]:
+    """Positions of the first and last leaf of each argument in the leaves of `(args, kwargs)`."""
+    ends: list[int] = []
+    start = 0
+    for part in structure.children():
+        for argument in part.children():
+            if argument.num_leaves:
+                ends += [start, start + argument.num_leaves - 1]
+                start += argument.num_leaves
+    return tuple(dict.fromkeys(ends))
 
 
 def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:

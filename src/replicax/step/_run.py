@@ -6,14 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from replicax import errors
-from replicax.step._access import ForeignTrace, FunctionTrace, trace_level
+from replicax.step._access import ForeignTrace, surrounding_trace
 from replicax.step._arguments import check_run_arguments
 from replicax.step._compiled import run_compiled
 from replicax.step._eager import run_eager
 from replicax.values import StrategyLike, current_frame
-
-# The level outside of every trace. JAX has one such level for all threads.
-_OUTSIDE = trace_level()
+from replicax.values._tracing import outermost_level, trace_level
 
 
 def run(
@@ -34,10 +32,11 @@ def run(
     require_cross_replica(strategy, "run")
     frame = current_frame()
     access = frame.access if frame is not None else None
-    if isinstance(access, FunctionTrace):
-        return run_compiled(strategy, fn, args, kwargs or {}, access)
-    if trace_level() != _OUTSIDE:
-        return run_compiled(strategy, fn, args, kwargs or {}, ForeignTrace())
+    trace = surrounding_trace(access)
+    if trace is None and trace_level() != outermost_level():
+        access = trace = ForeignTrace()
+    if trace is not None and access is not None:
+        return run_compiled(strategy, fn, args, kwargs or {}, trace, access)
     return run_eager(strategy, fn, args, kwargs or {})
 
 
@@ -52,10 +51,11 @@ def require_cross_replica(strategy: StrategyLike, call: str) -> None:
     if frame is None:
         return
     if frame.replica is not None or (call == "run" and frame.merging is not None):
+        where = "in replica context" if frame.replica is not None else "in a merge function"
         raise errors.ContextError(
             errors.describe(
-                f"`strategy.{call}` was called in replica context.",
-                why="It acts across the replicas, of which the calling function is one.",
+                f"`strategy.{call}` was called {where}.",
+                why="It acts across the replicas, and they are in the middle of a run.",
                 fix="Call it outside of the function given to `strategy.run`. Inside, replicas "
                 "meet with `rx.get_replica_context().all_reduce(...)`, `all_gather` or "
                 "`merge_call`.",

@@ -10,7 +10,7 @@ varying means that every replica would train a model of its own. Three things sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -27,11 +27,18 @@ def donated_names(
     Raises:
         InvalidArgumentError: There is no such parameter.
     """
+    if not isinstance(donate, (int, str, Iterable)):
+        raise errors.ArgumentTypeError(
+            errors.describe(
+                f"`donate` = {donate!r} is neither a name nor a position.",
+                fix="Pass a parameter's name, its position, or a tuple of them.",
+            )
+        )
     names = []
     for item in (donate,) if isinstance(donate, (int, str)) else tuple(donate):
         if isinstance(item, str) and item in parameters:
             names.append(item)
-        elif isinstance(item, int) and 0 <= item < len(parameters):
+        elif isinstance(item, int) and not isinstance(item, bool) and 0 <= item < len(parameters):
             names.append(parameters[item])
         else:
             raise errors.InvalidArgumentError(

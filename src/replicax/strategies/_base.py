@@ -8,12 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Self
 
 import jax
-import jax.numpy as jnp
 
 from replicax import errors
 from replicax import input as rx_input
 from replicax.collectives import CollectiveKeys, CommunicationOptions, ReduceOp
-from replicax.step import CompiledReplicaContext, FunctionTrace, mixed, require_cross_replica, run
+from replicax.step import (
+    CompiledReplicaContext,
+    is_counted,
+    mixed,
+    require_cross_replica,
+    run,
+    surrounding_trace,
+)
+from replicax.step._arguments import Leaf, check_components
 from replicax.strategies._aliases import TensorFlowAliases
 from replicax.strategies._extended import StrategyExtended, ValueContext
 from replicax.values import (
@@ -26,6 +33,7 @@ from replicax.values import (
     current_frame,
     entered,
     regroup,
+    spread,
 )
 from replicax.values import _combine as combine
 
@@ -181,7 +189,9 @@ class Strategy(TensorFlowAliases):
         require_cross_replica(self, "reduce")
         parsed = ReduceOp.parse(op)
         return jax.tree.map(
-            lambda leaf: self._reduce_leaf(parsed, leaf, axis), value, is_leaf=combine.is_leaf
+            lambda leaf: self._reduce_leaf(parsed, leaf, axis),
+            spread(value),
+            is_leaf=combine.is_leaf,
         )
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -207,7 +217,7 @@ class Strategy(TensorFlowAliases):
         """
         require_cross_replica(self, "gather")
         return jax.tree.map(
-            lambda leaf: self._gather_leaf(leaf, axis), value, is_leaf=combine.is_leaf
+            lambda leaf: self._gather_leaf(leaf, axis), spread(value), is_leaf=combine.is_leaf
         )
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
@@ -293,9 +303,16 @@ class Strategy(TensorFlowAliases):
             PerReplica(0, 1)
         """
         require_cross_replica(self, "distribute_values_from_function")
+        if not callable(fn):
+            raise errors.ArgumentTypeError(
+                errors.describe(
+                    f"distribute_values_from_function takes a function, not {fn!r}.",
+                    fix="Pass a function of one `rx.ValueContext`.",
+                )
+            )
         n = self.num_replicas_in_sync
         components = [
-            jax.device_put(jax.tree.map(jnp.asarray, fn(ValueContext(i, n))), device)
+            jax.device_put(jax.tree.map(combine.as_array, fn(ValueContext(i, n))), device)
             for i, device in enumerate(self._mesh.devices)
         ]
         return regroup(components, lambda values: PerReplica(tuple(values)))
@@ -303,6 +320,7 @@ class Strategy(TensorFlowAliases):
     # -- parts ---------------------------------------------------------------------
 
     def _reduce_leaf(self, op: ReduceOp, value: Any, axis: Any) -> Any:
+        self._check_count(value)
         if not isinstance(value, PerReplica):
             array, copies = self._common(value)
             result = combine.reduce_common(op, array, axis, copies)
@@ -313,7 +331,7 @@ class Strategy(TensorFlowAliases):
             axes = combine.checked_axes(axis, [value.stacked.shape[1:]])
             result = combine.reduce_stacked(op, value.stacked, axes, value.rows)
         else:
-            components = [jnp.asarray(component) for component in value.values]
+            components = [combine.as_array(component) for component in value.values]
             axes = combine.checked_axes(axis, [component.shape for component in components])
             result = combine.reduce_components(op, components, axes)
         return self._placed(result)
@@ -321,24 +339,35 @@ class Strategy(TensorFlowAliases):
     def _gather_leaf(self, value: Any, axis: Any) -> Any:
         if not isinstance(value, PerReplica):
             return value
+        self._check_count(value)
         if value.local is not None:
             return self._merging().gather_local(value.local, axis)
         padded = value.rows is not None
         if value.stacked is not None and not padded:
             axes = combine.checked_axis_to_join(axis, [value.stacked.shape[1:]])
             return self._placed(combine.gather_stacked(value.stacked, axes))
-        components = [jnp.asarray(component) for component in value.values]
+        components = [combine.as_array(component) for component in value.values]
         axes = combine.checked_axis_to_join(axis, [component.shape for component in components])
         return self._placed(combine.gather_components(components, axes))
+
+    def _check_count(self, value: Any) -> None:
+        """Check that a per-replica value has one component a replica, and belongs here."""
+        if not isinstance(value, PerReplica) or value.num_components is None:
+            return
+        check_components(self, Leaf(value, "value"))
+        frame = current_frame()
+        trace = surrounding_trace(frame.access if frame is not None else None)
+        if trace is not None:
+            trace.runs_on(self)
 
     def _common(self, value: Any) -> tuple[Any, int]:
         """A value that is not per-replica, and how many replicas are known to hold it."""
         if isinstance(value, (Variable, Mirrored)):
             return value, 0 if self.num_replicas_in_sync > 1 else 1
         frame = current_frame()
-        access = frame.access if frame is not None else None
-        known = isinstance(access, FunctionTrace) and access.mirrored.get(id(value)) is value
-        if known or self.num_replicas_in_sync == 1 or self._mesh.holds_mirrored(value):
+        trace = surrounding_trace(frame.access if frame is not None else None)
+        counted = is_counted(value) if trace is None else trace.is_counted(value)
+        if counted or self.num_replicas_in_sync == 1:
             return value, self.num_replicas_in_sync
         return value, 0
 
@@ -350,6 +379,7 @@ class Strategy(TensorFlowAliases):
 
     def _components(self, value: Any) -> tuple[Any, ...] | None:
         """The components, or None if the value does not belong to replicas."""
+        self._check_count(value)
         if isinstance(value, PerReplica):
             if value.local is not None:
                 stacked = self._merging().gather_local(value.local[None], 0)
@@ -361,8 +391,11 @@ class Strategy(TensorFlowAliases):
             value = value.value
         if self._mesh.holds_mirrored(value):
             return self._mesh.components(value)
-        _, copies = self._common(value)
-        return (value,) * copies if copies else None
+        frame = current_frame()
+        trace = surrounding_trace(frame.access if frame is not None else None)
+        if trace is not None and id(value) in trace.mirrored:
+            return (value,) * self.num_replicas_in_sync
+        return (value,) if self.num_replicas_in_sync == 1 else None
 
     def _merging(self) -> CompiledReplicaContext:
         frame = current_frame()
@@ -382,6 +415,20 @@ class Strategy(TensorFlowAliases):
                 f"{self.name} cannot be copied.",
                 why="Variables and steps belong to one strategy object.",
                 fix="Pass the strategy itself around.",
+            )
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """The strategy itself, so that a model that holds one can be copied."""
+        del memo
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise errors.UnimplementedError(
+            errors.describe(
+                f"{self.name} cannot be pickled.",
+                why="It stands for the devices of this process.",
+                fix="Make the strategy anew in the other process.",
             )
         )
 

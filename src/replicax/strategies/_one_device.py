@@ -8,7 +8,9 @@ from typing import Any
 import jax
 
 from replicax import devices as rx_devices
+from replicax.step._arguments import check_run_arguments
 from replicax.strategies._base import Strategy
+from replicax.values import DistributedValues, PerReplica
 
 
 class OneDeviceStrategy(Strategy):
@@ -46,4 +48,10 @@ class DefaultStrategy(Strategy):
     ) -> Any:
         """Call `fn`: there is one replica, and no scope to enter."""
         del options
-        return fn(*args, **(kwargs or {}))
+        check_run_arguments(self, args, kwargs)
+        args, kwargs = jax.tree.map(
+            lambda value: value.values[0] if isinstance(value, PerReplica) else value,
+            (tuple(args), kwargs or {}),
+            is_leaf=lambda value: isinstance(value, DistributedValues),
+        )
+        return fn(*args, **kwargs)

@@ -11,6 +11,7 @@ from replicax.values._distributed import PerReplica as PerReplica
 from replicax.values._distributed import Provenance as Provenance
 from replicax.values._distributed import regroup as regroup
 from replicax.values._distributed import same_bits as same_bits
+from replicax.values._distributed import spread as spread
 from replicax.values._frames import Frame as Frame
 from replicax.values._frames import StrategyLike as StrategyLike
 from replicax.values._frames import VariableAccess as VariableAccess
@@ -46,4 +47,5 @@ __all__ = [
     "live_variables",
     "regroup",
     "same_bits",
+    "spread",
 ]

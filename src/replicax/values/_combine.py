@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,7 +53,15 @@ def reduce_components(op: ReduceOp, components: Sequence[Any], axes: tuple[int, 
     if op is not ReduceOp.MEAN:
         # A component without elements adds nothing to a sum and has no maximum.
         filled = arrays if op is ReduceOp.SUM else [a for a in arrays if _count(a, axes)]
-        partial = [_OVER_ELEMENTS[op](array, axis=axes) for array in filled or arrays]
+        if not filled:
+            raise errors.InvalidArgumentError(
+                errors.describe(
+                    f"reduce with {op.name} was given components without elements.",
+                    why="Of no elements there is neither a largest nor a smallest one.",
+                    fix="Leave empty batches out.",
+                )
+            )
+        partial = [_OVER_ELEMENTS[op](array, axis=axes) for array in filled]
         return _OVER_ELEMENTS[op](jnp.stack(partial), axis=0)
     total = sum(_count(array, axes) for array in arrays)
     return jnp.stack([jnp.sum(a, axis=axes) for a in arrays]).sum(axis=0) / total
@@ -128,7 +137,7 @@ def checked_axes(axis: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...
                 errors.describe(
                     f"`axis` = {axis!r} is out of range for components with {ndim} axes.",
                     why=f"The shapes are {sorted(set(shapes))}.",
-                    fix=f"Pass an axis from {-ndim} to {ndim - 1}, or None."
+                    fix=f"Pass an axis from {-ndim} to {ndim - 1}; `reduce` also takes None."
                     if ndim
                     else "Pass `axis=None`.",
                 )
@@ -139,11 +148,20 @@ def checked_axes(axis: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...
 
 def checked_axis_to_join(axis: Any, shapes: Sequence[tuple[int, ...]]) -> int:
     """Normalise the axis along which components of the given shapes are joined."""
-    if axis is None or isinstance(axis, tuple):
+    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
         raise errors.ArgumentTypeError(
             errors.describe(
                 f"`axis` = {axis!r} is not an integer.",
-                fix="Pass the axis along which the components are joined.",
+                fix="Pass the axis along which the components are joined, 0 for rows.",
+            )
+        )
+    if not min(len(shape) for shape in shapes):
+        raise errors.InvalidArgumentError(
+            errors.describe(
+                "Scalars cannot be gathered.",
+                why="They have no axis along which they could be joined.",
+                fix="Give each component an axis, `x[None]`, or look at them with "
+                "`strategy.local_results(value)`.",
             )
         )
     return checked_axes(axis, shapes)[0]
@@ -161,15 +179,17 @@ def reduce_common(op: ReduceOp, value: Any, axis: Any, copies: int) -> Any:
     Raises:
         InvalidArgumentError: A sum of a value of which it is unknown how often it counts.
     """
-    array = jnp.asarray(value)
+    array = as_array(value)
     axes = checked_axes(axis, [array.shape])
     if op is ReduceOp.SUM and copies == 0:
         raise errors.InvalidArgumentError(
             errors.describe(
                 f"reduce('sum', ...) was given {_kind(value)}, which is not a per-replica value.",
-                why="It is unclear whether the value counts once or once a replica.",
-                fix="Use the value itself, or reduce with 'mean', or pass what `strategy.run` "
-                "returned.",
+                why="It is equal on every replica: made outside, or combined before (by "
+                "`all_reduce` or `global_mean`, say). Its sum over the replicas would count it "
+                "once a replica, which one device does not.",
+                fix="Use the value itself, or reduce with 'mean'. To count what each replica made "
+                "for itself, pass what `strategy.run` returned.",
             )
         )
     if axes:
@@ -177,6 +197,40 @@ def reduce_common(op: ReduceOp, value: Any, axis: Any, copies: int) -> Any:
     elif op is ReduceOp.MEAN and not jnp.issubdtype(array.dtype, jnp.inexact):
         array = array.astype(jnp.float32)
     return array * copies if op is ReduceOp.SUM and copies > 1 else array
+
+
+def as_array(value: Any, what: str = "A value") -> jax.Array:
+    """Return an array, a number or nested lists of them as an array.
+
+    Raises:
+        ArgumentTypeError: It is something else, such as a string or a ragged list.
+    """
+    if isinstance(value, jax.Array):
+        return value
+    if all(_is_numeric(leaf) for leaf in jax.tree.leaves(value, is_leaf=_is_none)):
+        with contextlib.suppress(TypeError, ValueError):
+            return jnp.asarray(value)
+    raise errors.ArgumentTypeError(
+        errors.describe(
+            f"{what} is {value!r} ({type(value).__name__}), which is no array.",
+            fix="Pass an array of numbers, a number, or nested lists of numbers.",
+        )
+    )
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+def _is_numeric(leaf: Any) -> bool:
+    if hasattr(leaf, "__jax_array__") or isinstance(leaf, (bool, int, float, complex)):
+        return True
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and (
+        jnp.issubdtype(dtype, jax.dtypes.prng_key)
+        or jnp.issubdtype(dtype, np.number)
+        or dtype == np.bool_
+    )
 
 
 def _kind(value: Any) -> str:
@@ -187,7 +241,7 @@ def _kind(value: Any) -> str:
 
 
 def _on_one_device(components: Sequence[Any]) -> list[jax.Array]:
-    arrays = [jnp.asarray(component) for component in components]
+    arrays = [as_array(component) for component in components]
     if any(isinstance(array, jax.core.Tracer) for array in arrays):
         return arrays
     home = next(iter(arrays[0].devices()))

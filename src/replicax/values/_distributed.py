@@ -80,6 +80,13 @@ class PerReplica(DistributedValues):
                     fix="Pass one component a replica: `rx.PerReplica([a, b])`.",
                 )
             )
+        if not values:
+            raise errors.InvalidArgumentError(
+                errors.describe(
+                    "PerReplica was given no components.",
+                    fix="Pass one component a replica: `rx.PerReplica([a, b])`.",
+                )
+            )
         self._components: tuple[Any, ...] | None = tuple(values)
         self._stacked: Any = None
         self._rows: Any = None
@@ -98,7 +105,7 @@ class PerReplica(DistributedValues):
                 are padding. None if all are.
             provenance: Where the value comes from.
         """
-        new = cls(())
+        new = cls((None,))
         new._components = None
         new._stacked, new._rows, new.provenance = stacked, rows, provenance
         return new
@@ -106,7 +113,7 @@ class PerReplica(DistributedValues):
     @classmethod
     def from_local(cls, local: Any) -> PerReplica:
         """Wrap this replica's component inside a compiled replica function (``merge_call``)."""
-        new = cls(())
+        new = cls((None,))
         new._components, new._local = None, local
         return new
 
@@ -180,10 +187,23 @@ class PerReplica(DistributedValues):
         inner = ", ".join(map(str, shape[1:]))
         return f"PerReplica({shape[0]} x {self._stacked.dtype}[{inner}])"
 
+    def __format__(self, spec: str) -> str:
+        return _no_number(self) if spec else repr(self)
+
+    def __eq__(self, other: object) -> bool:
+        # Objects are compared by identity; a comparison with a number would be False in silence.
+        if isinstance(other, (bool, int, float, complex)) or _is_array(other):
+            _no_number(self)
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
     __array__ = __jax_array__ = __float__ = __int__ = __bool__ = __index__ = _no_number
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_number
-    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __neg__ = __pow__ = _no_number
-    __lt__ = __le__ = __gt__ = __ge__ = _no_number
+    __complex__ = __round__ = __abs__ = __neg__ = __pos__ = __len__ = __getitem__ = _no_number
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __pow__ = __rpow__ = _no_number
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _no_number
+    __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = _no_number
     __array_ufunc__ = _no_number
 
 
@@ -291,6 +311,25 @@ def regroup(trees: Sequence[Any], combine: Callable[[Sequence[Any]], Any]) -> An
         )
     columns = zip(*[leaves for leaves, _ in flat], strict=True)
     return structures[0].unflatten([combine(column) for column in columns])
+
+
+def spread(tree: Any) -> Any:
+    """Turn per-replica values whose components are trees into trees of per-replica values.
+
+    Raises:
+        StructureMismatchError: The components have different structures.
+    """
+
+    def one(value: Any) -> Any:
+        if not isinstance(value, PerReplica) or value._components is None:
+            return value
+        if all(jax.tree_util.all_leaves([component]) for component in value._components):
+            return value
+        return regroup(value._components, lambda column: PerReplica(tuple(column)))
+
+    return jax.tree.map(
+        one, tree, is_leaf=lambda value: isinstance(value, (DistributedValues, ArrayLike))
+    )
 
 
 # -- pytree registration: leaves are the arrays inside ----------------------

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from replicax import errors
+from replicax.values._tracing import is_staged, outermost_level
+
 if TYPE_CHECKING:
     from replicax.values._variable import Variable
 
@@ -27,7 +30,21 @@ COUNTER = _Counter()
 
 
 def lend(variable: Variable) -> jax.Array:
-    """Return the variable's array, which from now on the user may hold."""
+    """Return the variable's array, which from now on the user may hold.
+
+    Raises:
+        ContextError: Inside `jax.jit` or the like, which would keep the array as a constant.
+    """
+    if is_staged(outermost_level()):
+        raise errors.ContextError(
+            errors.describe(
+                f"Variable `{variable.name}` was used under `jax.jit` (or another traced JAX "
+                "function) outside of an `rx.function`.",
+                why="JAX would keep the value of this moment as a constant, and lose writes.",
+                fix="Decorate the function with `rx.function` instead of `jax.jit`, or read the "
+                "value before and pass it in.",
+            )
+        )
     mark_lent(variable)
     return variable._value
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -63,8 +63,17 @@ class ArrayLike:
     def __index__(self) -> int:
         return operator.index(self.value)
 
+    def __complex__(self) -> complex:
+        return complex(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec) if spec else str(self)
+
     def __len__(self) -> int:
         return len(self.value)
+
+    def __iter__(self) -> Iterator[jax.Array]:
+        return iter(self.value)
 
     def __getitem__(self, key: Any) -> jax.Array:
         return self.value[key]

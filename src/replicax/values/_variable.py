@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,9 @@ import numpy as np
 
 from replicax import errors
 from replicax.values import _lending
+from replicax.values._combine import as_array
 from replicax.values._distributed import Mirrored, PerReplica
-from replicax.values._frames import Frame, StrategyLike, current_frame
+from replicax.values._frames import Frame, StrategyLike, current_frame, entered
 from replicax.values._kinds import VariableAggregation, VariableSynchronization
 from replicax.values._operators import ArrayLike
 
@@ -121,7 +122,8 @@ class Variable(ArrayLike, metaclass=_VariableType):
             )
         if isinstance(initial_value, ArrayLike):
             initial_value = initial_value.value
-        array = jnp.array(initial_value, dtype=dtype, copy=True)
+        array = as_array(initial_value, f"The initial value of variable `{self.name}`")
+        array = jnp.array(array, dtype=dtype, copy=True)
         if self.aggregation is VariableAggregation.MEAN and not jnp.issubdtype(
             array.dtype, jnp.inexact
         ):
@@ -235,7 +237,15 @@ class Variable(ArrayLike, metaclass=_VariableType):
         if isinstance(value, ArrayLike):
             value = value.value
         given = getattr(value, "dtype", type(value).__name__)
-        array = value if isinstance(value, jax.Array) else jnp.asarray(value)
+        array = as_array(value, f"The value given to `{self.name}.{update}`")
+        if update != "assign" and not jnp.issubdtype(self.dtype, np.number):
+            raise errors.InvalidArgumentError(
+                errors.describe(
+                    f"`{self.name}.{update}`: the variable has dtype {self.dtype}, which has no "
+                    "sums or differences.",
+                    fix="Compute the new value and use `assign`.",
+                )
+            )
         if array.shape != self.shape:
             raise errors.InvalidArgumentError(
                 errors.describe(
@@ -256,6 +266,17 @@ class Variable(ArrayLike, metaclass=_VariableType):
         return array if array.dtype == self.dtype else array.astype(self.dtype)
 
     def _store_directly(self, value: Any) -> None:
+        if isinstance(value, jax.core.Tracer):
+            raise errors.ContextError(
+                errors.describe(
+                    f"Variable `{self.name}` was written under `jax.jit` or another "
+                    "transformation, outside of an `rx.function`.",
+                    why="The value exists only while JAX traces; the variable would be left "
+                    "without a usable one.",
+                    fix="Decorate the function with `rx.function` instead of `jax.jit`, or return "
+                    "the value and assign it outside.",
+                )
+            )
         if self.strategy is not None:
             value = self.strategy.replica_mesh.place_mirrored(value)
         else:
@@ -266,6 +287,35 @@ class Variable(ArrayLike, metaclass=_VariableType):
     def __repr__(self) -> str:
         kind = type(self).__name__
         return f"<{kind} {self.name!r} {self.dtype}[{', '.join(map(str, self.shape))}]>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        """A variable of the same strategy that holds the same value, and a copy of its own."""
+        frame = current_frame()
+        outside = Frame(self.strategy, *((frame.replica, frame.access) if frame else ()))
+        with entered(outside):
+            copied: Variable = type(self)(
+                lambda: self.value,
+                trainable=self.trainable,
+                name=self.name,
+                synchronization=self.synchronization,
+                aggregation=self.aggregation,
+            )
+        memo[id(self)] = copied
+        return copied
+
+    def __copy__(self) -> Variable:
+        """As a deep copy: two variables must not share memory that a step gives away."""
+        return self.__deepcopy__({})
+
+    def __reduce__(self) -> NoReturn:
+        raise errors.UnimplementedError(
+            errors.describe(
+                f"Variable `{self.name}` cannot be pickled.",
+                why="It lives on the devices of its strategy.",
+                fix="Save its value, `numpy.asarray(variable)`, and `assign` it to a variable "
+                "after loading.",
+            )
+        )
 
     def __hash__(self) -> int:
         return id(self)

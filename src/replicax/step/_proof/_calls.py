@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from jax.extend.core import JaxprEqn
+from typing import TYPE_CHECKING, Any
 
 from replicax.step import _compat
 
@@ -14,6 +12,9 @@ from ._primitives import POINTWISE, registered_rule
 from ._refusals import refuse_construct, refuse_primitive
 from ._rules import pointwise, registered
 from ._scope import Reading, Rule, Scope, references
+
+if TYPE_CHECKING:  # At run time `jax.extend` would bring Pallas along.
+    from jax.extend.core import JaxprEqn
 
 # The parameter that holds the jaxpr; two where releases differ.
 _JAXPR_PARAMETERS: dict[str, tuple[str, ...]] = {

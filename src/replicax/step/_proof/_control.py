@@ -7,13 +7,15 @@ more than there are carried values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from jax.extend.core import JaxprEqn
+from typing import TYPE_CHECKING
 
 from replicax.step import _compat
 
 from ._kinds import Kind, join
 from ._scope import Reading, Rule, Scope, references
+
+if TYPE_CHECKING:  # At run time `jax.extend` would bring Pallas along.
+    from jax.extend.core import JaxprEqn
 
 
 def scan(scope: Scope, eqn: JaxprEqn, kinds: list[Kind]) -> Sequence[Kind]:

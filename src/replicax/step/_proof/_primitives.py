@@ -118,6 +118,9 @@ SPREADING = _words("""
 """)
 """Collectives that leave each device a part of its own."""
 
+COLLECTIVES = EQUALISING | SPREADING
+"""What makes replicas meet."""
+
 ALLOCATING = _words("empty_ref new_ref ref")
 """Make a mutable reference."""
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
-
-from jax.extend.core import JaxprEqn
+from typing import TYPE_CHECKING, Any
 
 from replicax.errors import InvalidArgumentError, describe
 from replicax.step import _compat
@@ -35,6 +33,9 @@ from ._rules import (
     varying,
 )
 from ._scope import Pass, Rule, Scope
+
+if TYPE_CHECKING:  # At run time `jax.extend` would bring Pallas along.
+    from jax.extend.core import JaxprEqn
 
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(EQUALISING | SPREADING, collective),

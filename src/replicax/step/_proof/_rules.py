@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
-
-from jax.extend.core import JaxprEqn
+from typing import TYPE_CHECKING, Any
 
 from replicax.step import _compat
 
@@ -14,6 +12,9 @@ from ._kinds import Kind, ProvedCollective, Source, join
 from ._primitives import EQUALISING, VARYING, registered_rule
 from ._refusals import refuse_collective, refuse_construct
 from ._scope import Rule, Scope, references
+
+if TYPE_CHECKING:  # At run time `jax.extend` would bring Pallas along.
+    from jax.extend.core import JaxprEqn
 
 
 def pointwise(_scope: Scope, eqn: JaxprEqn, kinds: list[Kind]) -> list[Kind]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jax.core import Tracer
-from jax.extend.core import JaxprEqn, Literal
 
 from replicax.step import _compat
 
 from ._kinds import Control, Kind, ProvedCollective, Source, join
 from ._primitives import ALLOCATING, POINTWISE
 from ._refusals import refuse_construct, refuse_leaked_tracer, refuse_unreadable
+
+if TYPE_CHECKING:  # At run time `jax.extend` would bring Pallas along.
+    from jax.extend.core import JaxprEqn
 
 Rule: TypeAlias = "Callable[[Scope, JaxprEqn, list[Kind]], Sequence[Kind]]"
 """Kinds of the results of an equation from the kinds of its operands."""
@@ -96,12 +98,13 @@ class Scope:
     def run(self, jaxpr: Any) -> None:
         """Reads the equations in order."""
         env = self.env
+        literal = _compat.literal_type()
         for eqn in jaxpr.eqns:
             try:
                 if eqn.primitive.name in POINTWISE:  # The common case, kept short.
                     kind = None
                     for atom in eqn.invars:
-                        if type(atom) is not Literal and (found := env[atom]) is not None:
+                        if type(atom) is not literal and (found := env[atom]) is not None:
                             kind = kind or found
                     for variable in eqn.outvars:
                         env[variable] = kind
@@ -114,7 +117,8 @@ class Scope:
 
     def kinds(self, atoms: Iterable[Any]) -> list[Kind]:
         """The kinds of variables and literals."""
-        return [None if type(atom) is Literal else self.env[atom] for atom in atoms]
+        literal = _compat.literal_type()
+        return [None if type(atom) is literal else self.env[atom] for atom in atoms]
 
     def reading(self, jaxpr: Any) -> Reading:
         """Sums up what was read."""

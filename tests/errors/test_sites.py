@@ -5,7 +5,8 @@ import threading
 import jax
 import jax.numpy as jnp
 
-from replicax.collectives import ReduceOp, site_of_thread, site_of_traceback
+from replicax.collectives import ReduceOp
+from replicax.errors import site_of_thread, site_of_traceback
 
 
 def fail():

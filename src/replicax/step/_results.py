@@ -1,0 +1,51 @@
+"""Mirrored results of runs: arrays that a sum over replicas may count once a replica.
+
+`strategy.reduce("sum", x)` of an array that is equal on all replicas is ambiguous. If replicas made
+the array each for itself (the number of rows of its batch, say), it counts once a replica. If it
+was combined before, by a collective, counting it again gives the number of replicas times what one
+device gives. Any other array has no replicas at all.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import jax
+
+from replicax.step import _compat
+from replicax.step._proof import COLLECTIVES
+
+# By identity: arrays compare by element.
+_COUNTED: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
+
+
+def remember(result: jax.Array) -> None:
+    """Note a mirrored result of the eager runner that no collective made."""
+    _COUNTED[id(result)] = result
+
+
+def is_counted(value: Any) -> bool:
+    """Whether ``value`` is such a result."""
+    return isinstance(value, jax.Array) and _COUNTED.get(id(value)) is value
+
+
+def combined_outputs(program: Any) -> list[bool]:
+    """Which outputs of a traced replica function depend on a collective."""
+    jaxpr, _ = _compat.opened(program)
+    combined: set[int] = set()
+    for eqn in jaxpr.eqns:
+        if any(id(atom) in combined for atom in eqn.invars) or _holds_collective(eqn):
+            combined.update(id(variable) for variable in eqn.outvars)
+    return [id(atom) in combined for atom in jaxpr.outvars]
+
+
+def _holds_collective(eqn: Any) -> bool:
+    """Whether an equation is a collective, or has one inside."""
+    if eqn.primitive.name in COLLECTIVES:
+        return True
+    return any(
+        _holds_collective(inner)
+        for jaxpr in _compat.nested_jaxprs(eqn)
+        for inner in _compat.opened(jaxpr)[0].eqns
+    )

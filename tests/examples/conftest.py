@@ -1,0 +1,35 @@
+"""Programs of this repository, run as a user runs them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM_TIMEOUT_S = 170
+
+
+@pytest.fixture
+def run_program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`run_program(file, *arguments)`: in a fresh interpreter, on the CPU, warnings as errors."""
+
+    def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        ours = ("JAX_", "XLA_", "REPLICAX_", "PYTEST_", "COV_", "FORCE_COLOR", "TTY_")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "examples")])
+        return subprocess.run(
+            [sys.executable, "-W", "error", program, *arguments],
+            env=clean | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PROGRAM_TIMEOUT_S,
+        )
+
+    return run

@@ -1,0 +1,147 @@
+"""The programs of examples/ do what they say."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def losses(output: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"\bloss (\d+\.\d+)", output)]
+
+
+@pytest.mark.parametrize("name", ["variables.py", "pytrees.py"])
+def test_the_short_programs_learn(name, run_program):
+    done = run_program(EXAMPLES / name)
+
+    assert done.returncode == 0, done.stderr
+    assert len(losses(done.stdout)) == 10
+    assert losses(done.stdout)[-1] < losses(done.stdout)[0] / 2
+
+
+def test_the_variables_program_gives_the_numbers_of_one_device(run_program, tmp_path):
+    """The same training in numpy, in float64 and with its gradient written by hand."""
+    program = tmp_path / "by_hand.py"
+    program.write_text(
+        """
+import numpy as np
+from sklearn.datasets import load_digits
+
+images, labels = load_digits(return_X_y=True)
+x, y, w = images / 16, np.eye(10)[labels], np.zeros((64, 10))
+for epoch in range(10):
+    for start in range(0, len(x), 128):
+        rows = slice(start, start + 128)
+        scores = x[rows] @ w
+        p = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+        loss = -np.log((p * y[rows]).sum(1)).mean()
+        w -= 0.5 * x[rows].T @ (p - y[rows]) / len(p)
+    print(f"epoch {epoch}: loss {loss:.4f}")
+"""
+    )
+
+    replicated, by_hand = run_program(EXAMPLES / "variables.py"), run_program(program)
+
+    assert by_hand.returncode == 0, by_hand.stderr
+    assert losses(replicated.stdout) == pytest.approx(losses(by_hand.stdout), abs=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_demo_trains_compares_and_draws(run_program, tmp_path):
+    done = run_program(EXAMPLES / "digits.py", "--output", "drawing.png")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    out = done.stdout
+    assert [f"/job:localhost/replica:0/task:0/device:CPU:{i}" in out for i in range(4)] == [
+        True
+    ] * 4
+    assert "device:CPU:4" not in out
+    assert re.search(
+        r"^first batch: rows 32, 32, 32, 32; \d+ all-reduces of [\d,]+ bytes$", out, re.MULTILINE
+    )
+    assert re.search(
+        r"^last batch:  rows 8, 8, 8, 5; \d+ all-reduces of [\d,]+ bytes$", out, re.MULTILINE
+    )
+    assert len(losses(out)) >= 2 * 15
+    assert float(re.search(r"test accuracy: (\S+) on 360 images", out)[1]) > 0.97
+    weight, loss = re.search(r"(\S+) in a weight, (\S+) in the loss", out).groups()
+    assert 0 <= float(weight) < 1e-5
+    assert 0 <= float(loss) < 1e-5
+    assert "after 180 steps, 4 replicas and one device" in out
+    png = (tmp_path / "drawing.png").read_bytes()
+    assert png.startswith(PNG_SIGNATURE)
+    width, height = struct.unpack(">II", png[16:24])
+    assert width > 600
+    assert height > 400
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_demo_fails_when_the_difference_is_too_large(run_program):
+    """No rounding at all is allowed, and three replicas add in another order than one device."""
+    done = run_program(
+        EXAMPLES / "digits.py", "--replicas", "3", "--epochs", "1", "--tolerance", "0"
+    )
+
+    assert done.returncode == 1, done.stderr
+    assert "FAILED" in done.stdout
+    assert "rows 43, 43, 42;" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_remainder_that_is_weighted_wrongly_would_fail_the_demo(run_program, tmp_path):
+    """The classic error, the mean of the replicas' own means, is far above the tolerance."""
+    program = tmp_path / "wrong.py"
+    program.write_text(
+        """
+import jax
+import jax.numpy as jnp
+import digits
+
+options = digits.parsed(["--epochs", "1"])
+
+@jax.jit
+def wrong_step(state, batch):
+    share = -(-len(batch.labels) // 4)
+
+    def loss_fn(weights):
+        losses, hits = digits.loss_and_hits(weights, batch)
+        means = [jnp.mean(losses[i * share : (i + 1) * share]) for i in range(4)]
+        return jnp.mean(jnp.stack(means)), jnp.mean(hits)
+
+    (loss, accuracy), gradients = jax.value_and_grad(loss_fn, has_aux=True)(state.weights)
+    return digits.updated(state, gradients), (loss, accuracy)
+
+data, _ = digits.train_and_test_data()
+trained = []
+for step in (digits.plain_step, wrong_step):
+    with digits.Display(digits.Console(), "one device", 1, 12) as display:
+        trained.append(digits.train(step, lambda batches: batches, data, options, display))
+print("apart", digits.Comparison.of(*trained).weights[-1], "allowed", options.tolerance)
+"""
+    )
+
+    done = run_program(program)
+
+    assert done.returncode == 0, done.stderr
+    apart, allowed = map(float, re.search(r"apart (\S+) allowed (\S+)", done.stdout).groups())
+    assert apart > 100 * allowed
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--replicas", "0"), ("--epochs", "many"), ("--batch", "-1")]
+)
+def test_the_demo_refuses_bad_numbers(arguments, run_program):
+    done = run_program(EXAMPLES / "digits.py", *arguments)
+
+    assert done.returncode == 2
+    assert f"argument {arguments[0]}" in done.stderr
+    assert "Traceback" not in done.stderr
