@@ -219,8 +219,8 @@ class Display:
     def __init__(self, console: Console, name: str, epochs: int, steps: int) -> None:
         self._console, self._name, self._epochs = console, name, epochs
         self._progress = Progress(
-            TextColumn("{task.description:<14}"),
-            BarColumn(24),
+            TextColumn("{task.description:<10}"),
+            BarColumn(12),
             TextColumn("{task.fields[text]}"),
             TimeElapsedColumn(),
             console=console,
@@ -244,7 +244,7 @@ class Display:
     def epoch_ends(self, epoch: int) -> None:
         """Print the line of an epoch, where no bar shows it."""
         if not self._console.is_terminal:
-            self._console.print(f"{self._name:<14}  epoch {epoch}/{self._epochs}  {self._text}")
+            self._console.print(f"{self._name:<10}  epoch {epoch}/{self._epochs}  {self._text}")
 
 
 # --- what is reported --------------------------------------------------------------------------

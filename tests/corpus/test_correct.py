@@ -14,6 +14,14 @@ from .correct import ENTRIES, Functional, InPlace
 MODULES = (correct_models, correct_optimizers, correct_steps, correct_in_place)
 
 
+@pytest.fixture(autouse=True)
+def quick_compilation():
+    """Nearly all the time goes into compiling programs that run three times."""
+    jax.config.update("jax_disable_most_optimizations", True)  # noqa: FBT003 - jax's own form
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)  # noqa: FBT003 - its default
+
+
 def devices(count):
     return [f"cpu:{i}" for i in range(count)]
 
@@ -72,6 +80,7 @@ def assert_close(found, expected):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=where)
 
 
+@pytest.mark.timeout(240)  # Compiling takes its time where other work runs beside it.
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_gives_the_numbers_of_its_reference(entry):
     program = entry.make()

@@ -1,4 +1,4 @@
-"""Whatever the sizes of dataset, batch and model and the number of replicas: one device's numbers."""
+"""Any sizes of dataset, batch and model, any number of replicas: the numbers of one device."""
 
 from __future__ import annotations
 

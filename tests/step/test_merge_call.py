@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -187,7 +188,7 @@ def test_partials_and_lambdas_made_on_each_replica_are_one_function(run):
     assert float(run(replica_fn)) == 3.0
 
 
-# --- eager: what the replicas can do differently ------------------------------------------------------------
+# --- eager: what the replicas can do differently -----------------------------------------------
 
 
 def test_different_functions_are_refused(strategy):
@@ -236,4 +237,29 @@ def test_arguments_of_different_structures_are_refused(strategy):
         context.merge_call(lambda s, x: 1, args=(tree,))
 
     with pytest.raises(rx.errors.StructureMismatchError):
+        strategy.run(replica_fn)
+
+
+def test_writes_inside_are_undone_if_the_run_fails_later(run, w):
+    def replica_fn():
+        rx.get_replica_context().merge_call(lambda strategy: w.assign(5.0))
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        run(replica_fn)
+    assert float(w) == 1.0
+    run(lambda: w.assign_add(1.0))
+    assert float(w) == 2.0
+
+
+def test_under_a_gradient_in_eager_it_is_refused(strategy):
+    def replica_fn():
+        context = rx.get_replica_context()
+
+        def loss(x):
+            return context.merge_call(lambda s, x: s.reduce("mean", x, None), args=(x,))
+
+        return jax.grad(loss)(1.0)
+
+    with pytest.raises(rx.errors.UnimplementedError, match="merge_call"):
         strategy.run(replica_fn)

@@ -18,7 +18,14 @@ def context():
     return rx.get_replica_context()
 
 
-# --- arguments -------------------------------------------------------------------------------------
+def compiled(strategy, fn, value, *, inside):
+    """A compiled run with a value from inside the function, or that is its argument `x`."""
+    if inside:
+        return rx.function(lambda: strategy.run(fn, args=(value,)))()
+    return rx.function(lambda x: strategy.run(fn, args=(x,)))(value)
+
+
+# --- arguments ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("args", [3, "text", {"x": 1}, np.ones(2), None])
@@ -108,10 +115,7 @@ def test_trees_that_differ_are_refused_when_compiled_and_work_in_eager(strategy,
     result = strategy.run(replica_fn, args=(value,))
     assert [float(x) for x in result.values] == [1.0, 5.0]
     with pytest.raises(rx.errors.StructureMismatchError, match="different structures") as caught:
-        if inside:
-            rx.function(lambda: strategy.run(replica_fn, args=(value,)))()
-        else:
-            rx.function(lambda x: strategy.run(replica_fn, args=(x,)))(value)
+        compiled(strategy, replica_fn, value, inside=inside)
     assert "0  PyTreeDef({'a': *})" in str(caught.value)
     assert "1  PyTreeDef({'b': *})" in str(caught.value)
 
@@ -122,10 +126,7 @@ def test_uneven_components_are_refused_when_compiled_and_work_in_eager(strategy,
     result = strategy.run(lambda batch: batch * 2, args=(value,))
     assert [x.tolist() for x in result.values] == [[2.0, 2.0], [2.0]]
     with pytest.raises(rx.errors.InvalidArgumentError, match=r"`(batch|x)` has comp") as caught:
-        if inside:
-            rx.function(lambda: strategy.run(lambda batch: batch, args=(value,)))()
-        else:
-            rx.function(lambda x: strategy.run(lambda x: x, args=(x,)))(value)
+        compiled(strategy, lambda batch: batch, value, inside=inside)
     assert "0  float32  (2,)" in str(caught.value)
     assert "distribute_dataset" in str(caught.value)
 
@@ -141,10 +142,7 @@ def test_components_that_are_no_arrays_are_refused_when_compiled(strategy, insid
     value = rx.PerReplica(["a", "b"])
     assert strategy.run(lambda x: x, args=(value,)).values == ("a", "b")
     with pytest.raises(rx.errors.ArgumentTypeError, match="component of argument `x` is 'a'"):
-        if inside:
-            rx.function(lambda: strategy.run(lambda x: 1.0, args=(value,)))()
-        else:
-            rx.function(lambda x: strategy.run(lambda x: 1.0, args=(x,)))(value)
+        compiled(strategy, lambda x: 1.0, value, inside=inside)
 
 
 def test_partials_and_callable_objects(run):
@@ -156,7 +154,7 @@ def test_partials_and_callable_objects(run):
     assert [float(x) for x in run(functools.partial(Scale(), by=3), IDS).values] == [3.0, 15.0]
 
 
-# --- results -----------------------------------------------------------------------------------------
+# --- results -----------------------------------------------------------------------------------
 
 
 def test_results_that_are_equal_come_as_one_array(run, strategy):
@@ -213,7 +211,7 @@ def test_structures_that_differ_are_refused(strategy):
     assert "1  PyTreeDef({'a': *})" in str(caught.value)
 
 
-# --- collectives -----------------------------------------------------------------------------------------
+# --- collectives -------------------------------------------------------------------------------
 
 
 def test_collectives_take_trees(run):
@@ -311,9 +309,7 @@ def test_global_mean_and_sum(run, strategy):
 
 def test_a_length_that_is_not_that_of_the_batch_is_refused(strategy):
     (batch,) = strategy.distribute_dataset([np.array([1.0, 2.0, 6.0])])
-    step = rx.function(
-        lambda b: strategy.run(lambda x: context().global_mean(x[:1]), args=(b,))
-    )
+    step = rx.function(lambda b: strategy.run(lambda x: context().global_mean(x[:1]), args=(b,)))
     with pytest.raises(rx.errors.InvalidArgumentError, match=r"shape \(2, \.\.\.\)"):
         step(batch)
 
@@ -353,7 +349,7 @@ def test_a_batch_with_fewer_rows_than_replicas(run, strategy):
     assert strategy.gather(run(lambda x: x * 2, batch), 0).tolist() == [10.0]
 
 
-# --- what the proof refuses ---------------------------------------------------------------------------------
+# --- what the proof refuses --------------------------------------------------------------------
 
 
 def test_a_python_branch_on_a_traced_value_is_refused_when_compiled(strategy):
@@ -364,11 +360,3 @@ def test_a_python_branch_on_a_traced_value_is_refused_when_compiled(strategy):
 
     with pytest.raises(rx.errors.VaryingControlFlowError, match=r"test_run\.py:\d+ in replica_fn"):
         rx.function(lambda: strategy.run(replica_fn))()
-
-
-def test_an_unknown_primitive_is_refused_when_compiled(strategy):
-    def replica_fn(x):
-        return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((), jnp.float32), x)
-
-    with pytest.raises(rx.errors.UnprovenError, match="pure_callback"):
-        rx.function(lambda x: strategy.run(replica_fn, args=(x,)))(jnp.float32(1))

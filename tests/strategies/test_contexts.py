@@ -97,7 +97,7 @@ def test_a_new_thread_is_in_no_scope(strategy):
         assert in_thread(lambda: rx.get_replica_context().num_replicas_in_sync) == 1
 
 
-# --- scopes --------------------------------------------------------------------------------------
+# --- scopes ------------------------------------------------------------------------------------
 
 
 def test_the_same_scope_may_be_entered_twice(strategy):
@@ -155,8 +155,8 @@ CROSS_REPLICA_CALLS = {
     "reduce": lambda strategy: strategy.reduce("mean", 1.0, None),
     "gather": lambda strategy: strategy.gather(jnp.ones(2), 0),
     "distribute_dataset": lambda strategy: strategy.distribute_dataset(np.ones(2)),
-    "distribute_values_from_function": lambda strategy: (
-        strategy.distribute_values_from_function(lambda context: 1.0)
+    "distribute_values_from_function": lambda strategy: strategy.distribute_values_from_function(
+        lambda context: 1.0
     ),
 }
 
@@ -251,7 +251,7 @@ def test_after_a_refused_call_the_next_run_works(run, strategy):
     assert float(total) == 2.0
 
 
-# --- the default strategy -------------------------------------------------------------------------
+# --- the default strategy ----------------------------------------------------------------------
 
 
 def test_the_default_strategy_runs_the_function_once():

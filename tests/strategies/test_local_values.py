@@ -66,7 +66,7 @@ def test_local_results_inside_a_step(strategy):
     assert int(step()) == 1
 
 
-# --- values from a function ---------------------------------------------------------------------------
+# --- values from a function --------------------------------------------------------------------
 
 
 def test_values_from_a_function(strategy):
@@ -117,7 +117,7 @@ def test_a_value_context_says_where_by_default():
     assert rx.ValueContext() == rx.ValueContext(0, 1)
 
 
-# --- tf.distribute's names -------------------------------------------------------------------------------
+# --- tf.distribute's names ---------------------------------------------------------------------
 
 
 def test_the_names_of_tf_distribute(strategy):

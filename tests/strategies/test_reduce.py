@@ -112,7 +112,7 @@ def test_the_wrong_number_of_components_is_refused(reduce, value):
         reduce("sum", rx.PerReplica(value), None)
 
 
-# --- uneven and padded components -------------------------------------------------------------------
+# --- uneven and padded components --------------------------------------------------------------
 
 
 def uneven():
@@ -169,10 +169,11 @@ def test_the_mean_over_rows_is_that_of_one_device(components):
         return
     strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
     value = rx.PerReplica([jnp.array(x, jnp.float32) for x in components])
-    np.testing.assert_allclose(strategy.reduce("mean", value, 0), rows.mean(), rtol=1e-5, atol=1e-6)
+    mean = strategy.reduce("mean", value, 0)
+    np.testing.assert_allclose(mean, rows.mean(), rtol=1e-5, atol=1e-6)
 
 
-# --- values that are equal on all replicas --------------------------------------------------------
+# --- values that are equal on all replicas -----------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [3.0, np.float32(3.0), jnp.float32(3.0)])
@@ -228,3 +229,33 @@ def test_results_of_a_step_can_be_reduced_outside(strategy):
     )()
     assert int(strategy.reduce("sum", ids, None)) == 1
     assert jax.tree.leaves(ids)[0].shape == (2,)
+
+
+# --- what the sum counts ----------------------------------------------------------------------------
+
+
+def test_the_sum_of_a_variables_value_is_refused(runner, strategy):
+    with strategy.scope():
+        w = rx.Variable(1.0, name="w")
+    with pytest.raises(rx.errors.InvalidArgumentError, match="once a replica"):
+        runner(lambda: strategy.reduce("sum", w.value, None))()
+
+
+def test_the_sum_of_what_was_reduced_before_is_refused(runner, strategy):
+    def reduced():
+        ids = strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group)
+        return strategy.reduce("mean", ids, None)
+
+    with pytest.raises(rx.errors.InvalidArgumentError, match="once a replica"):
+        runner(lambda: strategy.reduce("sum", reduced(), None))()
+    loss = runner(reduced)()
+    with pytest.raises(rx.errors.InvalidArgumentError, match="once a replica"):
+        strategy.reduce("sum", loss, None)
+
+
+def test_the_sum_of_what_a_collective_made_is_refused(runner, strategy):
+    def replica_fn():
+        return rx.get_replica_context().all_reduce("sum", 1.0)
+
+    with pytest.raises(rx.errors.InvalidArgumentError, match="once a replica"):
+        runner(lambda: strategy.reduce("sum", strategy.run(replica_fn), None))()

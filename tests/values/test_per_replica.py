@@ -133,7 +133,7 @@ def test_it_can_be_copied_and_pickled():
     assert pickle.loads(pickle.dumps(value)).values == (1.0, 2.0)  # noqa: S301 - our own bytes
 
 
-# --- mirrored values -----------------------------------------------------------------------------------
+# --- mirrored values ---------------------------------------------------------------------------
 
 
 def test_a_mirrored_value_is_a_number():

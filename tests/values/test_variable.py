@@ -17,7 +17,7 @@ def w(strategy):
         return rx.Variable([1.0, 2.0], name="w")
 
 
-# --- creation -------------------------------------------------------------------------------------
+# --- creation ----------------------------------------------------------------------------------
 
 
 def test_outside_of_a_scope_it_is_one_array():
@@ -115,7 +115,7 @@ def test_creation_in_a_function_is_refused():
         rx.function(lambda: rx.Variable(1.0))()
 
 
-# --- independence of its source -----------------------------------------------------------------------
+# --- independence of its source ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [np.array, jnp.array])
@@ -171,7 +171,7 @@ def test_what_was_read_survives_later_steps(runner, strategy, w):
     np.testing.assert_array_equal(w, [5, 6])
 
 
-# --- use as an array --------------------------------------------------------------------------------------
+# --- use as an array ---------------------------------------------------------------------------
 
 
 def test_operators(w):
@@ -229,7 +229,7 @@ def test_it_is_compared_by_identity(w):
     assert {w: 1}[w] == 1
 
 
-# --- copies -------------------------------------------------------------------------------------------------
+# --- copies ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy])

@@ -30,7 +30,7 @@ def test_a_write_of_a_variable_outside_of_a_scope_is_refused():
 
 
 def test_a_step_that_writes_is_refused(strategy, w):
-    step = rx.function(lambda x: strategy.run(lambda x: w.assign_add(x), args=(x,)))
+    step = rx.function(lambda x: strategy.run(w.assign_add, args=(x,)))
     with pytest.raises(rx.errors.ContextError, match=r"`w` was used under `jax\.jit`"):
         jax.jit(step)(jnp.ones(2))
     step(jnp.ones(2))
@@ -57,9 +57,7 @@ def test_a_run_without_variables_works(strategy):
 
 
 def test_a_varying_result_is_per_replica(strategy):
-    ids = jax.jit(
-        lambda: strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group)
-    )()
+    ids = jax.jit(lambda: strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group))()
     assert [int(x) for x in ids.values] == [0, 1]
 
 
@@ -69,3 +67,42 @@ def test_gradients_through_a_run(strategy):
 
     assert float(jax.grad(loss)(3.0)) == 6.0
     assert float(jax.grad(rx.function(loss))(3.0)) == 6.0
+
+
+# --- reads that jax would keep as constants ------------------------------------------------------
+
+
+def test_a_read_under_jit_outside_of_a_step_is_refused(w):
+    with pytest.raises(rx.errors.ContextError, match="`w`"):
+        jax.jit(lambda x: x * w.value)(1.0)
+    assert float(jax.grad(lambda x: (x * w.value).sum())(1.0)) == 2.0
+
+
+def test_a_step_that_reads_is_refused_under_jit(strategy, w):
+    step = rx.function(lambda x: strategy.run(lambda x: x * w.value, args=(x,)))
+    with pytest.raises(rx.errors.ContextError, match="`w`"):
+        jax.jit(step)(jnp.ones(2))
+    np.testing.assert_array_equal(step(jnp.ones(2)), [1, 1])
+
+
+@pytest.mark.parametrize("form", ["jit", "scan"])
+def test_a_cached_trace_never_holds_an_old_value(runner, strategy, w, form):
+    """jax caches what is below by its identity, the value of `w` included."""
+
+    def body(carry, x):
+        return carry + w.value.sum(), x
+
+    scaled = jax.jit(lambda x: (w.value * x).sum())
+
+    def replica_fn():
+        result = scaled(1.0) if form == "jit" else jax.lax.scan(body, 0.0, jnp.ones(1))[0]
+        w.assign_add(jnp.ones(2))
+        return result
+
+    step = runner(lambda: strategy.run(replica_fn))
+    if runner.compiled:
+        assert [float(step()) for _ in range(3)] == [2.0, 4.0, 6.0]
+        return
+    with pytest.raises(rx.errors.UnimplementedError, match="`w`"):
+        step()
+    np.testing.assert_array_equal(w, [1, 1])

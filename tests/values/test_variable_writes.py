@@ -24,7 +24,7 @@ def update(variable, name, value):
     getattr(variable, name)(value)
 
 
-# --- where a write can stand --------------------------------------------------------------------------
+# --- where a write can stand -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", UPDATES)
@@ -95,7 +95,7 @@ def test_a_key(run, make):
     assert (jax.random.key_data(key.value) == jax.random.key_data(expected)).all()
 
 
-# --- what may be written --------------------------------------------------------------------------------
+# --- what may be written -----------------------------------------------------------------------
 
 
 @pytest.fixture(params=["outside", "eager", "compiled"])
@@ -176,7 +176,7 @@ def test_a_per_replica_value_is_refused_in_cross_replica_context(runner, make, n
     assert float(w) == 1.0
 
 
-# --- varying writes ------------------------------------------------------------------------------------
+# --- varying writes ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", UPDATES)
@@ -246,12 +246,14 @@ def test_a_write_inside_a_transformation_is_refused(run, make):
     def replica_fn():
         jax.lax.scan(lambda c, x: (c, w.assign(x)), 0.0, jnp.ones(2))
 
-    with pytest.raises(rx.errors.ContextError, match=r"inside a transformed function at .*test_variable_writes"):
+    with pytest.raises(
+        rx.errors.ContextError, match=r"inside a transformed function at .*test_variable_writes"
+    ):
         run(replica_fn)
     assert float(w) == 1.0
 
 
-# --- aggregation ------------------------------------------------------------------------------------------
+# --- aggregation -------------------------------------------------------------------------------
 
 AGGREGATED = {"sum": 6.0, "mean": 3.0, "only_first_replica": 1.0}
 
@@ -283,7 +285,7 @@ def test_integers_are_aggregated(run, make, name, aggregation):
 def test_cross_replica_writes_are_not_aggregated(runner, strategy, make, aggregation):
     w = make(1.0, aggregation=aggregation)
     with strategy.scope():
-        runner(lambda x: w.assign_add(x))(2.0)
+        runner(w.assign_add)(2.0)
     assert float(w) == 3.0
 
 
@@ -299,7 +301,7 @@ def test_bfloat16_is_aggregated_in_its_dtype(run, make):
     assert (w.dtype, float(w)) == (jnp.bfloat16, 3.0)
 
 
-# --- variables of others --------------------------------------------------------------------------------------
+# --- variables of others -----------------------------------------------------------------------
 
 USES = {
     "read": lambda variable: variable.value + 1,

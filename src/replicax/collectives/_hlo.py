@@ -71,7 +71,7 @@ def collectives_in(hlo_text: str) -> tuple[CompiledCollective, ...]:
     Args:
         hlo_text: Text of the module after optimisation.
 
-    Example:
+    Examples:
         >>> text = "  %ar = (f32[2]{0}, s32[]) all-reduce(%a, %b), channel_id=1"
         >>> collectives_in(text)[0].shapes
         ((2,), ())

@@ -16,7 +16,7 @@ class CollectiveKeys:
 
     All members that ask in the same order get the same keys, without a word to each other.
 
-    Example:
+    Examples:
         >>> keys = CollectiveKeys()
         >>> group = keys.group_key(["CPU:0", "CPU:1"])
         >>> group, keys.instance_key(group), keys.instance_key(group)

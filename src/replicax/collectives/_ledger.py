@@ -51,7 +51,7 @@ def differences(entries: Sequence[Entry]) -> list[str]:
 
     The call site is left out: the same collective may be reached over two lines.
 
-    Example:
+    Examples:
         >>> a = Entry(1, 100, "all_reduce", "SUM", ("float32",), ((2,),))
         >>> differences([a, dataclasses.replace(a, op="MEAN", shapes=((3,),))])
         ['op', 'shapes']
@@ -71,7 +71,7 @@ class Ledger:
     Raises:
         InvalidArgumentError: `capacity` is not a number above 0.
 
-    Example:
+    Examples:
         >>> ledger = Ledger(capacity=2)
         >>> for key in (100, 101, 102):
         ...     ledger.record(Entry(1, key, "broadcast", None, (), ()))

@@ -66,7 +66,7 @@ def all_reduce(
         ArgumentTypeError: A leaf is no array, or `op` has no meaning for its dtype.
         CollectiveMismatchError: The replicas differ in trees, dtypes or shapes.
 
-    Example:
+    Examples:
         >>> devices = jax.devices()[:2]
         >>> total, _ = all_reduce("sum", [[jnp.array([1, 2])], [jnp.array([10, 20])]], devices)
         >>> print(total[0])
@@ -104,7 +104,7 @@ def all_gather(
         CollectiveMismatchError: The replicas differ in trees, dtypes, or shapes beside `axis`.
         InvalidArgumentError: A leaf is a scalar, or `axis` is out of range.
 
-    Example:
+    Examples:
         >>> joined, _ = all_gather([[jnp.ones(2)], [jnp.zeros(1)]], 0, jax.devices()[:2])
         >>> print(joined[0])
         [1. 1. 0.]
@@ -148,7 +148,7 @@ def reduce_scatter(
         CollectiveMismatchError: The replicas differ in trees, dtypes or shapes.
         InvalidArgumentError: `axis` is out of range, or its length is not divisible.
 
-    Example:
+    Examples:
         >>> parts = reduce_scatter("sum", [[jnp.arange(2)], [jnp.arange(2)]], 0, jax.devices()[:2])
         >>> print(parts[0][0], parts[1][0])
         [0] [2]
@@ -198,7 +198,7 @@ def broadcast(
         CollectiveMismatchError: The replicas differ in trees, dtypes or shapes.
         InvalidArgumentError: There is no replica `source`.
 
-    Example:
+    Examples:
         >>> first, _ = broadcast([[jnp.ones(2)], [jnp.zeros(2)]], 1, jax.devices()[:2])
         >>> print(first[0])
         [0. 0.]

@@ -16,7 +16,7 @@ class CommunicationImplementation(enum.Enum):
     CPU processes, memory inside a process. The choice is kept so that programs written for
     tf.distribute run unchanged.
 
-    Example:
+    Examples:
         >>> CommunicationImplementation.parse("nccl")
         <CommunicationImplementation.NCCL: 'NCCL'>
     """
@@ -61,7 +61,7 @@ class CommunicationOptions:
         ArgumentTypeError: A field has the wrong type.
         InvalidArgumentError: A field is out of range.
 
-    Example:
+    Examples:
         >>> CommunicationOptions(bytes_per_pack=1 << 20, implementation="ring").implementation
         <CommunicationImplementation.RING: 'RING'>
     """
@@ -86,7 +86,7 @@ class CommunicationOptions:
         Raises:
             ArgumentTypeError: `other` is no `CommunicationOptions`.
 
-        Example:
+        Examples:
             >>> base = CommunicationOptions(bytes_per_pack=1024, timeout_seconds=5.0)
             >>> base.merge(CommunicationOptions(timeout_seconds=9.0)).bytes_per_pack
             1024

@@ -10,9 +10,10 @@ SMALL_LEAF_BYTES = 64 * 1024
 """Leaves up to this size are packed.
 
 An all-reduce has a fixed price: about 40 us between two replicas of one process, over 3 ms
-between two processes. A pack has a price by the byte, since each is copied in and out. Between
-two replicas of one process, packing wins for 16 KiB, is even at 64 KiB and loses a third at
-256 KiB; whole models of large leaves became 2 to 16 times slower in packs.
+between two processes. A pack has a price by the byte, since each is copied in and out. Step time
+of dense layers on two replicas of one process, beside the same with only the biases packed: 0.88
+with weights of 16 KiB, 0.89 with 64 KiB, no clear difference with 128 KiB, 1.19 with 256 KiB.
+Whole models of large leaves became 2 to 16 times slower in packs.
 """
 
 PACK_BYTES = 4 * 1024 * 1024
@@ -44,7 +45,7 @@ def plan_packs(
     Raises:
         InvalidArgumentError: The lengths differ, or a number is negative.
 
-    Example:
+    Examples:
         >>> plan_packs([4096, 8_000_000, 4096], ["float32"] * 3)
         [[0, 2], [1]]
         >>> plan_packs([4, 4, 4, 12], ["int32"] * 4, bytes_per_pack=8)

@@ -13,7 +13,7 @@ class ReduceOp(enum.Enum):
     `MEAN` is the sum divided by the number of replicas. Combine gradients with it. `MAX` and
     `MIN` work element by element.
 
-    Example:
+    Examples:
         >>> ReduceOp.parse("mean")
         <ReduceOp.MEAN: 'MEAN'>
     """
@@ -34,7 +34,7 @@ class ReduceOp(enum.Enum):
             ArgumentTypeError: `op` is neither a member nor a string.
             InvalidArgumentError: `op` is another string.
 
-        Example:
+        Examples:
             >>> ReduceOp.parse("SUM") is ReduceOp.SUM
             True
         """

@@ -418,7 +418,7 @@ def run_replicas(
         DeadlineExceededError: A replica did not arrive in time.
         BaseException: What a body or `serve` raised, unchanged.
 
-    Example:
+    Examples:
         >>> entry = Entry(1, 100, "all_reduce", "SUM", ("int32",), ((),))
         >>> def body(meet):
         ...     return meet(Request(entry, meet.replica + 1))

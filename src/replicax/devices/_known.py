@@ -30,7 +30,7 @@ def list_devices(device_type: str | None = None) -> list[DeviceSpec]:
         ArgumentTypeError: `device_type` is neither a string nor None.
         UnavailableError: jax cannot start its devices.
 
-    Example:
+    Examples:
         >>> print(list_devices("cpu")[1])
         /job:localhost/replica:0/task:0/device:CPU:1
     """
@@ -50,7 +50,7 @@ def local_accelerators() -> list[jax.Device]:
     Raises:
         UnavailableError: jax cannot start its devices.
 
-    Example:
+    Examples:
         >>> [device.platform for device in local_accelerators() if device.platform == "cpu"]
         []
     """
@@ -66,7 +66,7 @@ def default_devices() -> list[jax.Device]:
     Raises:
         UnavailableError: jax cannot start its devices.
 
-    Example:
+    Examples:
         >>> len(default_devices()) > 0
         True
     """
@@ -87,7 +87,7 @@ def spec_of(device: jax.Device) -> DeviceSpec:
         ArgumentTypeError: `device` is no `jax.Device`.
         UnknownDeviceError: `device` is none of jax's devices.
 
-    Example:
+    Examples:
         >>> print(spec_of(jax.devices("cpu")[0]))
         /job:localhost/replica:0/task:0/device:CPU:0
     """

@@ -34,7 +34,7 @@ def logical(cpu: int) -> None:
         InvalidArgumentError: `cpu` is below 1, or `XLA_FLAGS` asks for another number.
         DevicesStartedError: jax has started with another number of CPU devices.
 
-    Example:
+    Examples:
         >>> logical(cpu=8)
         >>> len(jax.devices("cpu"))
         8
@@ -52,7 +52,7 @@ def apply_environment() -> None:
             another number.
         DevicesStartedError: jax has started with another number of CPU devices.
 
-    Example:
+    Examples:
         >>> apply_environment()
     """
     text = os.environ.get(ENVIRONMENT_NAME, "").strip()

@@ -57,7 +57,7 @@ def set_soft_placement(enabled: bool) -> None:  # noqa: FBT001 - the one argumen
     Raises:
         ArgumentTypeError: `enabled` is no bool.
 
-    Example:
+    Examples:
         >>> set_soft_placement(True)
         >>> resolve("CPU:0") == resolve("CPU:500")
         True
@@ -75,7 +75,7 @@ def set_soft_placement(enabled: bool) -> None:  # noqa: FBT001 - the one argumen
 def soft_placement() -> bool:
     """Returns whether a missing device is replaced. Context: any.
 
-    Example:
+    Examples:
         >>> soft_placement()
         False
     """
@@ -99,7 +99,7 @@ def resolve(device: DeviceLike) -> jax.Device:
         UnknownDeviceError: There is no such device. The message lists the known ones and
             names the settings that may hide some.
 
-    Example:
+    Examples:
         >>> resolve("cpu:1") == jax.devices("cpu")[1]
         True
     """
@@ -136,7 +136,7 @@ def resolve_all(devices: Iterable[DeviceLike] | None) -> list[jax.Device]:
         InvalidArgumentError: The list is empty, has the same device twice, or mixes types.
         UnknownDeviceError: A device is not there.
 
-    Example:
+    Examples:
         >>> [device.id for device in resolve_all(["cpu:2", "cpu:0"])]
         [2, 0]
     """

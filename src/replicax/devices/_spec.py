@@ -35,7 +35,7 @@ class DeviceSpec:
         InvalidArgumentError: A number is negative, a name is empty or has `/`, `:` or `*` in
             it, or there is an index but no type.
 
-    Example:
+    Examples:
         >>> spec = DeviceSpec.from_string("/job:worker/task:1/gpu:0")
         >>> spec.device_type, spec.task
         ('GPU', 1)
@@ -82,7 +82,7 @@ class DeviceSpec:
                 `/device:TYPE` without index, or something else than a number or `*` where a
                 number should be.
 
-        Example:
+        Examples:
             >>> DeviceSpec.from_string("cpu:1")
             DeviceSpec(job=None, replica=None, task=None, device_type='CPU', device_index=1)
             >>> print(DeviceSpec.from_string("/job:a/job:b/device:GPU:*"))
@@ -111,7 +111,7 @@ class DeviceSpec:
     def to_string(self) -> str:
         """Writes the spec so that `from_string` reads the same spec again.
 
-        Example:
+        Examples:
             >>> DeviceSpec(task=1, device_type="gpu").to_string()
             '/task:1/device:GPU:*'
         """
@@ -132,7 +132,7 @@ class DeviceSpec:
     def make_merged_spec(self, other: DeviceSpec) -> DeviceSpec:
         """Returns this spec with the parts that `other` has put over it.
 
-        Example:
+        Examples:
             >>> inner = DeviceSpec(device_type="GPU", device_index=0)
             >>> print(DeviceSpec.from_string("/task:1/cpu:3").make_merged_spec(inner))
             /task:1/device:GPU:0
@@ -148,7 +148,7 @@ class DeviceSpec:
             ArgumentTypeError: A part does not exist or has the wrong type.
             InvalidArgumentError: As for the constructor.
 
-        Example:
+        Examples:
             >>> print(DeviceSpec.from_string("gpu:0").replace(device_index=1))
             /device:GPU:1
         """
@@ -169,7 +169,7 @@ class DeviceSpec:
             default: Where open parts come from. What is open there as well is filled from
                 `/job:localhost/replica:0/task:0/device:CPU:0`.
 
-        Example:
+        Examples:
             >>> print(DeviceSpec.from_string("cpu:1").canonicalise())
             /job:localhost/replica:0/task:0/device:CPU:1
         """

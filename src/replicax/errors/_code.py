@@ -10,7 +10,7 @@ class Code(enum.IntEnum):
 
     The XLA runtime, the coordination service and gRPC use the same numbers and names.
 
-    Example:
+    Examples:
         >>> Code.INVALID_ARGUMENT
         <Code.INVALID_ARGUMENT: 3>
         >>> Code["UNAVAILABLE"].value

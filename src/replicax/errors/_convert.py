@@ -89,7 +89,7 @@ def error_class(code: Code) -> type[ReplicaxError]:
     Raises:
         InvalidArgumentError: `code` is OK, or is no status code.
 
-    Example:
+    Examples:
         >>> error_class(Code.UNAVAILABLE).__name__
         'UnavailableError'
     """
@@ -116,7 +116,7 @@ def from_exception(error: BaseException) -> ReplicaxError:
         An error of the tree with `error` as its `__cause__`. An error that is of the tree
         already comes back unchanged.
 
-    Example:
+    Examples:
         >>> mapped = from_exception(ConnectionResetError("peer closed"))
         >>> type(mapped).__name__, mapped.__cause__
         ('UnavailableError', ConnectionResetError('peer closed'))

@@ -24,7 +24,7 @@ class Table:
     Raises:
         InvalidArgumentError: A row has more or fewer cells than there are columns.
 
-    Example:
+    Examples:
         >>> print(Table(["replica", "op"], [[0, "sum"], [1, "mean"]]))
         replica  op
               0  sum
@@ -80,7 +80,7 @@ def describe(
     Returns:
         The parts in this order, each on a line of its own, the table indented.
 
-    Example:
+    Examples:
         >>> print(describe(
         ...     "The replicas disagree on an all_reduce.",
         ...     table=Table(["replica", "op"], [[0, "sum"], [1, "mean"]]),

@@ -24,7 +24,7 @@ class CallSite:
         line: Line number, from 1.
         function: Name of the function that the line is in.
 
-    Example:
+    Examples:
         >>> print(CallSite("step.py", 12, "train_step"))
         step.py:12 in train_step
     """
@@ -49,7 +49,7 @@ class Origin:
         step: Number of the step, from 0.
         call_site: Line of user code.
 
-    Example:
+    Examples:
         >>> Origin(job="worker", task=1, replica=3, step=20).describe()
         'job worker, task 1, replica 3, step 20'
         >>> Origin().describe()
@@ -80,7 +80,7 @@ def call_site() -> CallSite | None:
     Returns:
         The line, or None where no user code is on the stack of this thread.
 
-    Example:
+    Examples:
         >>> call_site().function
         '<module>'
     """

@@ -25,7 +25,7 @@ class ReplicaxError(Exception):
         message: What happened, why, and what to do. `replicax.errors.describe` builds it.
         origin: Where the error comes from.
 
-    Example:
+    Examples:
         >>> error = UnavailableError("Worker 1 is gone.", origin=Origin(job="worker", task=0))
         >>> print(error)
         Worker 1 is gone.

@@ -24,7 +24,7 @@ class InputOptions:
     Raises:
         InvalidArgumentError: A size below 1, or an unknown rule.
 
-    Example:
+    Examples:
         >>> import replicax as rx
         >>> rx.InputOptions(global_batch_size=32).remainder
         'mask'

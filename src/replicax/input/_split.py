@@ -16,7 +16,7 @@ from replicax.values import PerReplica, ReplicaMesh
 def rows_per_replica(rows: int, num_replicas: int) -> list[int]:
     """How many rows each replica gets: equal shares, in order, the last ones shorter.
 
-    Example:
+    Examples:
         >>> rows_per_replica(7, 3), rows_per_replica(2, 4)
         ([3, 3, 1], [1, 1, 0, 0])
     """

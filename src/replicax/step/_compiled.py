@@ -26,6 +26,7 @@ from replicax.step._body import Body, Outcome, traced
 from replicax.step._padding import Padding, check_alignment, padding_of
 from replicax.step._proof import Source, prove
 from replicax.step._results import combined_outputs
+from replicax.step._unplaced import unplaced
 from replicax.step._written import check_writes, describe_source
 from replicax.values import AXIS, PerReplica, StrategyLike, VariableAccess, spread
 
@@ -162,8 +163,7 @@ def _emit(
         out_specs=out_specs,
         check_vma=False,
     )
-    outputs: list[Any] = mapped_program(list(program.consts), list(inputs))
-    return outputs
+    return [unplaced(x) for x in mapped_program(list(program.consts), list(inputs))]
 
 
 def _results(

@@ -50,7 +50,7 @@ class ReplicaContext:
     the same order; they take trees of arrays or numbers, and keep their structure. The gradient of
     a collective is the same collective of the cotangents, as in tf.distribute.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> import replicax as rx
         >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])

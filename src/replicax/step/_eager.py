@@ -43,6 +43,7 @@ from replicax.values import (
     regroup,
     same_bits,
 )
+from replicax.values._lending import mark_lent
 
 _logger = logging.getLogger("replicax")
 
@@ -95,6 +96,7 @@ class _Run:
         for variable, value in self.before_merges.items():
             if not value.is_deleted():
                 variable._value = value
+                mark_lent(variable)  # The user may have read it before the run.
 
     def _replica(self, replica: int, meet: Meet) -> Any:
         device = self.mesh.devices[replica]
@@ -171,6 +173,8 @@ class _Run:
         functions = [request.payload[0] for request in requests]
         check_same_function(functions, requests)
         args, kwargs = regroup([request.payload[1:] for request in requests], self._merge_argument)
+        if not self.before_merges:
+            self.before_merges = {variable: variable._value for variable in live_variables()}
         commit(self.strategy, self.variables)
         with entered(Frame(self.strategy, merging=self.contexts[0])):
             result = functions[0](self.strategy, *args, **kwargs)

@@ -246,7 +246,7 @@ class Function:
         They are read from XLA's optimised program, so they are what runs: leaves that were packed
         count once.
 
-        Example:
+        Examples:
             >>> import jax.numpy as jnp
             >>> import replicax as rx
             >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -396,7 +396,7 @@ def function(
         VaryingControlFlowError: A collective stands under control flow that varies.
         UnprovenError: The proof cannot be made.
 
-    Example:
+    Examples:
         >>> import replicax as rx
         >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
         >>> with strategy.scope():

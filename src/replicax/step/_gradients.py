@@ -55,7 +55,7 @@ def value_and_grad(
     Raises:
         ArgumentTypeError: `variables` holds something else than variables.
 
-    Example:
+    Examples:
         >>> import replicax as rx
         >>> w = rx.Variable(3.0, name="w")
         >>> value, grads = rx.value_and_grad(lambda x: w.value ** 2 * x, [w])(2.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from replicax.step._access import out_of_reach
 from replicax.step._trace import Traced
 from replicax.values import ReplicaMesh, StrategyLike, Variable
 from replicax.values._lending import COUNTER, keep_lent_arrays
+from replicax.values._tracing import is_staged, outermost_level
 
 if TYPE_CHECKING:
     from replicax.step._function import Function
@@ -110,13 +111,22 @@ class Program:
                 if failed or self._mesh is None:
                     raise
                 new, result, done = self._dispatch(self.placed(leaves))
-            if new and not _is_concrete(type(new[0])):
-                raise out_of_reach(self.written[0])
+            self._check_outermost(new, result, done)
             for variable, value in zip(self.written, new, strict=True):
                 variable._value = value
         if self._throttled:
             self._throttle(done)
         return result
+
+    def _check_outermost(self, new: Sequence[Any], result: Any, done: Any) -> None:
+        """Refuse variables under `jax.jit`, which would keep their values as constants."""
+        witness = new[0] if new else done
+        if witness is None and self.read:
+            witness = next(iter(jax.tree.leaves(result)), None)
+        if witness is None or _is_concrete(type(witness)):
+            return
+        if new or (self.read and is_staged(outermost_level())):
+            raise out_of_reach((*self.written, *self.read)[0])
 
     def _dispatch(self, leaves: Sequence[Any]) -> Any:
         kept = leaves
@@ -238,13 +248,9 @@ class Program:
         return lowered
 
 
-@functools.cache
-def _is_concrete(kind: type) -> bool:
-    """Whether objects of a type are arrays that exist, no tracers and nothing of numpy.
-
-    Kept for each type: `isinstance(x, jax.Array)` runs Python code, too slow for each step.
-    """
-    return issubclass(kind, jax.Array)
+# Whether objects of a type are arrays that exist: no tracers, and nothing of numpy. Kept for each
+# type, because `isinstance(x, jax.Array)` runs Python code, which is too slow for each step.
+_is_concrete: Callable[[type], bool] = functools.cache(lambda kind: issubclass(kind, jax.Array))
 
 
 def _ends_of_arguments(structure: Any) -> tuple[int, ...]:

@@ -99,7 +99,7 @@ class Strategy(TensorFlowAliases):
             MixedStrategiesError: In the scope of another strategy.
             ContextError: In replica context.
 
-        Example:
+        Examples:
             >>> import replicax as rx
             >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
             >>> with strategy.scope():
@@ -148,7 +148,7 @@ class Strategy(TensorFlowAliases):
             ContextError: In replica context.
             MixedStrategiesError: In another strategy's scope, or with its variables.
 
-        Example:
+        Examples:
             >>> import replicax as rx
             >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
             >>> strategy.run(lambda x: 2 * x, args=(rx.PerReplica([1, 5]),))
@@ -180,7 +180,7 @@ class Strategy(TensorFlowAliases):
                 known to belong to the replicas.
             CollectiveMismatchError: Different shapes without an axis.
 
-        Example:
+        Examples:
             >>> import replicax as rx
             >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
             >>> strategy.reduce("mean", rx.PerReplica([[1.0, 2.0], [6.0]]), axis=0)
@@ -209,7 +209,7 @@ class Strategy(TensorFlowAliases):
             InvalidArgumentError: A scalar, or an axis that is out of range.
             CollectiveMismatchError: Shapes that differ on another axis.
 
-        Example:
+        Examples:
             >>> import replicax as rx
             >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
             >>> strategy.gather(rx.PerReplica([[1, 2], [3]]), axis=0)
@@ -231,7 +231,7 @@ class Strategy(TensorFlowAliases):
         Returns:
             One entry a replica; one entry in all if the value does not belong to replicas.
 
-        Example:
+        Examples:
             >>> import replicax as rx
             >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
             >>> strategy.local_results(rx.PerReplica([1, 5]))
@@ -269,7 +269,7 @@ class Strategy(TensorFlowAliases):
         Returns:
             An iterable of the same trees with `rx.PerReplica` leaves.
 
-        Example:
+        Examples:
             >>> import numpy as np
             >>> import replicax as rx
             >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -296,7 +296,7 @@ class Strategy(TensorFlowAliases):
         Raises:
             StructureMismatchError: The trees differ between replicas.
 
-        Example:
+        Examples:
             >>> import replicax as rx
             >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
             >>> strategy.distribute_values_from_function(lambda ctx: ctx.replica_id_in_sync_group)

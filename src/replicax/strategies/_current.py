@@ -26,7 +26,7 @@ def get_strategy() -> Strategy:
 
     Context: any.
 
-    Example:
+    Examples:
         >>> import replicax as rx
         >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
         >>> with strategy.scope():
@@ -43,7 +43,7 @@ def has_strategy() -> bool:
 
     Context: any. A new thread starts without.
 
-    Example:
+    Examples:
         >>> import replicax as rx
         >>> rx.has_strategy()
         False
@@ -59,7 +59,7 @@ def get_replica_context() -> ReplicaContext | None:
 
     Context: any.
 
-    Example:
+    Examples:
         >>> import replicax as rx
         >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
         >>> strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group)
@@ -77,7 +77,7 @@ def in_cross_replica_context() -> bool:
 
     Context: any.
 
-    Example:
+    Examples:
         >>> import replicax as rx
         >>> with rx.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
         ...     rx.in_cross_replica_context()

@@ -38,7 +38,7 @@ class StrategyExtended:
     def worker_devices(self) -> tuple[str, ...]:
         """Device specs of the replicas, in replica order.
 
-        Example:
+        Examples:
             >>> import replicax as rx
             >>> rx.MirroredStrategy(["cpu:0"]).extended.worker_devices
             ('/job:localhost/replica:0/task:0/device:CPU:0',)

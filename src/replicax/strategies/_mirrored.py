@@ -26,7 +26,7 @@ class MirroredStrategy(Strategy):
         UnknownDeviceError: A device that is not there; the error lists those that are.
         InvalidArgumentError: An empty list, or the same device twice.
 
-    Example:
+    Examples:
         >>> import replicax as rx
         >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
         >>> strategy.num_replicas_in_sync

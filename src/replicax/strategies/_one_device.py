@@ -22,7 +22,7 @@ class OneDeviceStrategy(Strategy):
     Raises:
         UnknownDeviceError: A device that is not there; the error lists those that are.
 
-    Example:
+    Examples:
         >>> import replicax as rx
         >>> rx.OneDeviceStrategy("cpu:0").num_replicas_in_sync
         1

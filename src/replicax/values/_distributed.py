@@ -64,7 +64,7 @@ class PerReplica(DistributedValues):
     Args:
         values: The components, in replica order.
 
-    Example:
+    Examples:
         >>> import replicax as rx
         >>> rx.PerReplica([1.0, 2.0]).values
         (1.0, 2.0)
@@ -226,7 +226,7 @@ class Mirrored(DistributedValues, ArrayLike):
     Args:
         value: The array.
 
-    Example:
+    Examples:
         >>> import replicax as rx
         >>> rx.Mirrored(3.0) + 1.0
         4.0

@@ -67,7 +67,7 @@ class Variable(ArrayLike, metaclass=_VariableType):
         UnimplementedError: ON_READ synchronization.
         ContextError: Creation in replica context or while a step is traced.
 
-    Example:
+    Examples:
         >>> import replicax as rx
         >>> with rx.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
         ...     v = rx.Variable([1.0, 2.0], name="v")

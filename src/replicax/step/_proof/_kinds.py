@@ -17,7 +17,7 @@ class Source:
         description: The cause in words, such as "argument `batch[0]`" or "the replica id".
         call_site: The line of user code where it enters, where known.
 
-    Example:
+    Examples:
         >>> print(Source("argument `batch[0]`", None))
         argument `batch[0]`
     """

@@ -171,7 +171,7 @@ def register_primitive(name: str, rule: PrimitiveRule) -> None:
         InvalidArgumentError: The rule is none of the three, or the pass has a rule of its own
             for that name.
 
-    Example:
+    Examples:
         >>> register_primitive("my_fused_kernel", "pointwise")
     """
     if not isinstance(name, str):

@@ -83,7 +83,7 @@ def prove(
             tracer.
         InvalidArgumentError: As many kinds as inputs, or as constants, were not given.
 
-    Example:
+    Examples:
         >>> import jax
         >>> def step(w, x):
         ...     gradient = (w * x).sum()
