@@ -24,7 +24,7 @@ from .models import (
     train_on_one_device,
 )
 
-EAGER_STEPS = 5  # an eager step costs a hundred compiled ones
+EAGER_STEPS = 3  # an eager step costs a hundred compiled ones
 
 SIZES = given(
     count=st.integers(1, 40),
@@ -60,7 +60,7 @@ def test_compiled_training_in_place(count, batch_size, n, features):
 
 
 @SIZES
-@settings(max_examples=3)
+@settings(max_examples=2)
 @example(count=4, batch_size=3, n=5, features=2)
 def test_eager_training(count, batch_size, n, features):
     trainer = InPlace("sgd", mirrored(n), compiled=False, features=features)
@@ -134,7 +134,7 @@ def test_compiled_outputs(count, batch_size, n, features):
 
 
 @SIZES
-@settings(max_examples=3)
+@settings(max_examples=2)
 @example(count=7, batch_size=7, n=3, features=2)
 def test_eager_outputs(count, batch_size, n, features):
     check_outputs(lambda step: step, cut(rows(count, features), batch_size)[-2:], n, features)

@@ -231,7 +231,7 @@ def test_results_of_a_step_can_be_reduced_outside(strategy):
     assert jax.tree.leaves(ids)[0].shape == (2,)
 
 
-# --- what the sum counts ----------------------------------------------------------------------------
+# --- what the sum counts ---------------------------------------------------
 
 
 def test_the_sum_of_a_variables_value_is_refused(runner, strategy):

@@ -34,7 +34,6 @@ from replicax.step._trace import Traced, trace
 from replicax.values import PerReplica, StrategyLike, Variable, current_frame, regroup
 
 _COUNT = itertools.count(1)
-_REBUILDS = 10
 
 
 class Function:
@@ -103,20 +102,13 @@ class Function:
         program = self._programs.get((strategy, structure))
         if program is None:
             leaves, structure, program = self._build(strategy, args, kwargs)
-        for _ in range(_REBUILDS):
-            try:
-                return program(leaves)
-            except VariablesChanged as changed:
-                program = self._rebuilt(program, changed.traced, strategy, leaves)
-            except TypeError:
-                self._check_arguments(*structure.unflatten(leaves))  # Perhaps it was no array.
-                raise
-        raise errors.InternalError(
-            errors.describe(
-                f"`{self.__name__}` used other variables each time it was traced.",
-                fix="Use the same variables in every call; choose between them outside.",
-            )
-        )
+        try:
+            return program(leaves)
+        except VariablesChanged as changed:  # The new program takes over the trace.
+            return self._rebuilt(program, changed.traced, strategy, leaves)(leaves)
+        except TypeError:
+            self._check_arguments(*structure.unflatten(leaves))  # Perhaps it was no array.
+            raise
 
     # -- building programs ------------------------------------------------------
 
