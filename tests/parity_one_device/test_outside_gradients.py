@@ -55,7 +55,7 @@ LOSSES = {
         lambda w: jnp.mean(row_values(w, X) ** 2),
     ),
     "mirrored, without a collective": (
-        lambda w, x: run(lambda w: jnp.sum(w**3), w),  # noqa: ARG005 - called like the others
+        lambda w, x: run(lambda w: jnp.sum(w**3), w),
         lambda w: jnp.sum(w**3),
     ),
     "mirrored and varying": (

@@ -332,7 +332,7 @@ def test_static_arguments_beside_donated_ones():
     result, _ = step(1.0, jnp.arange(3), row, 2)
     assert result.dtype == jnp.float32
     np.testing.assert_array_equal(result, [3.0, 4.0, 5.0])
-    assert step(True, jnp.arange(3), row)[0].dtype == jnp.int32  # noqa: FBT003
+    assert step(True, jnp.arange(3), row)[0].dtype == jnp.int32
     assert "f32[3]" in step.lower(1.0, jnp.arange(3), row).as_text("hlo")
 
 

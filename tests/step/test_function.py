@@ -420,3 +420,17 @@ def test_other_variables_in_each_trace_are_found(strategy):
     for shape in [1, 2, 1, 2]:
         step(np.ones(shape))
     assert (float(a), float(b)) == (3.0, 3.0)
+
+
+def test_a_variable_as_a_result_is_its_new_value(strategy):
+    with strategy.scope():
+        w, v = rx.Variable(1.0, name="w"), rx.Variable(5.0, name="v")
+
+    @rx.function
+    def step():
+        strategy.run(lambda: w.assign_add(1.0))
+        return {"w": w, "v": v}
+
+    assert [float(step()["w"]) for _ in range(3)] == [2.0, 3.0, 4.0]
+    v.assign(7.0)
+    assert float(step()["v"]) == 7.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,7 +85,9 @@ def argument_name(path: Sequence[Any], names: Sequence[str]) -> str:
     """Name the place of a leaf in `(args, kwargs)`, such as ``batch[0]['image']``."""
     in_args = getattr(path[0], "idx", 0) == 0
     head: str = names[path[1].idx] if in_args else path[1].key
-    return head + jax.tree_util.keystr(tuple(path[2:]))
+    # What a per-replica value is made of is no part of its name.
+    inner = (key for key in path[2:] if not getattr(key, "name", "").startswith("_"))
+    return head + jax.tree_util.keystr(tuple(inner))
 
 
 def all_parameter_names(fn: Callable[..., Any]) -> list[str]:
@@ -103,61 +104,6 @@ def parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
     names = all_parameter_names(fn)
     rest = [f"args[{i}]" for i in range(len(names), count)]
     return (names + rest)[:count]
-
-
-def static_names(names: Sequence[str], fn: Callable[..., Any], function: str) -> frozenset[str]:
-    """Check the names of static parameters.
-
-    Raises:
-        InvalidArgumentError: There is no such parameter.
-    """
-    if not names:
-        return frozenset()
-    parameters = inspect.signature(fn).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    unknown = [name for name in names if name not in parameters]
-    if unknown and not takes_any:
-        raise errors.InvalidArgumentError(
-            errors.describe(
-                f"`static_argnames` = {unknown[0]!r}: `{function}` has no such parameter.",
-                fix=f"Pass names of {', '.join(parameters) or 'parameters'}.",
-            )
-        )
-    return frozenset(names)
-
-
-def check_hashable(static: dict[str, Any], function: str) -> None:
-    """Check that static arguments can tell one compiled step from another.
-
-    Raises:
-        ArgumentTypeError: One cannot be hashed, such as a list or an array.
-    """
-    for name, value in static.items():
-        try:
-            hash(value)
-        except TypeError as error:
-            raise errors.ArgumentTypeError(
-                errors.describe(
-                    f"Static argument `{name}` of `{function}` is {value!r}, which cannot be "
-                    "hashed.",
-                    why="One step is compiled for each value of it, and found again by the value.",
-                    fix="Pass a tuple instead of a list, or a number, a string or an enum; arrays "
-                    "are no static arguments.",
-                )
-            ) from error
-
-
-def bound_to(instance: Callable[[], Any], fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with its first argument filled in by `instance()`."""
-
-    @functools.wraps(fn)
-    def method(*args: Any, **kwargs: Any) -> Any:
-        return fn(instance(), *args, **kwargs)
-
-    whole = inspect.signature(fn)
-    others = list(whole.parameters.values())[1:]
-    method.__signature__ = whole.replace(parameters=others)  # type: ignore[attr-defined]
-    return method
 
 
 def stack_components(components: Sequence[Any], label: str = "a per-replica value") -> Any:

@@ -73,12 +73,18 @@ def run_compiled(
     if padding is not None:
         aligned = padding.row_aligned(body, local, rows_aval, program, strategy)
 
-    causes, has_collectives = _proved(strategy, program, operands, padding)
+    causes = _proved(strategy, program, operands, padding)
     check_writes(outcome.written, causes[len(outcome.paths) :])
     if padding is not None:
-        if not outcome.mask_was_used:
-            combined = [v.name for v in outcome.written]
-            padding.require_mask(outcome.paths, aligned, causes, combined, has_collectives)
+        labels = [f"result{path}" for path in outcome.paths]
+        labels += [f"variable `{variable.name}`" for variable in outcome.written]
+        padding.require_mask(
+            program,
+            [operand.source for operand in operands],
+            list(zip(labels, causes, aligned, strict=True)),
+            strategy,
+            mask_was_used=outcome.mask_was_used,
+        )
         check_alignment(outcome.paths, aligned, causes)
 
     inputs = [operand.stacked_or_mirrored for operand in operands]
@@ -100,15 +106,14 @@ def run_compiled(
 
 def _proved(
     strategy: StrategyLike, program: Any, operands: Sequence[_Operand], padding: Padding | None
-) -> tuple[list[Source | None], bool]:
-    """Why each output varies (None: proved mirrored), and whether there are collectives."""
+) -> list[Source | None]:
+    """Why each output varies; None if it is proved mirrored."""
     if strategy.num_replicas_in_sync == 1:  # Nothing can differ.
-        return [None] * len(program.out_avals), False
+        return [None] * len(program.out_avals)
     sources = [operand.source for operand in operands]
     if padding is not None:
         sources.append(Source(f"the row count of {padding.label}", None))
-    proof = prove(program, sources, axis_name=AXIS)
-    return list(proof.outputs), bool(proof.collectives)
+    return list(prove(program, sources, axis_name=AXIS).outputs)
 
 
 @dataclass(frozen=True)

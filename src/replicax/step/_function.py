@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import itertools
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -17,19 +15,13 @@ from replicax.collectives import CompiledCollective, Entry, collectives_in
 from replicax.step._arguments import (
     all_parameter_names,
     argument_name,
-    bound_to,
-    check_hashable,
     parameter_names,
     stack_components,
-    static_names,
 )
+from replicax.step._methods import BoundFunction, reference
 from replicax.step._program import Program, VariablesChanged, check_leaf, signature
-from replicax.step._state import (
-    check_fed_back,
-    check_returned_state,
-    donated_names,
-    donated_positions,
-)
+from replicax.step._state import check_fed_back, check_returned_state, donated_names
+from replicax.step._static import bound_to, check_hashable, split_static, static_names, without
 from replicax.step._trace import Traced, trace
 from replicax.values import PerReplica, StrategyLike, Variable, current_frame, regroup
 
@@ -53,7 +45,7 @@ class Function:
                     fix="Write `@rx.function` or `rx.function(fn, donate=...)`.",
                 )
             )
-        self._fn = fn
+        self.fn = fn
         self._id = next(_COUNT)
         functools.update_wrapper(self, fn)
         self.__name__: str = getattr(fn, "__name__", type(fn).__name__)
@@ -63,6 +55,7 @@ class Function:
         self._variants: dict[tuple[tuple[str, type, Any], ...], Function] = {}
         self._programs: dict[tuple[StrategyLike | None, Any], Program] = {}
         self._plain_arguments: set[str] = set()
+        self._latest: Program | None = None
         self._methods: dict[int, Function] = {}
 
     def __get__(self, instance: Any, owner: type | None = None) -> Function | BoundFunction:
@@ -71,15 +64,15 @@ class Function:
             return self
         key = id(instance)
         if key not in self._methods:
-            alive = _reference(instance, lambda _: self._methods.pop(key, None))
+            alive = reference(instance, lambda _: self._methods.pop(key, None))
             self._methods[key] = Function(
-                bound_to(alive, self._fn), donate=self._donate, static_argnames=tuple(self._static)
+                bound_to(alive, self.fn), donate=self._donate, static_argnames=tuple(self._static)
             )
         return BoundFunction(self._methods[key], instance)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Function:
         """A function of its own, which has not been traced yet."""
-        fn = copy.deepcopy(self._fn, memo)
+        fn = copy.deepcopy(self.fn, memo)
         return Function(fn, donate=self._donate, static_argnames=tuple(self._static))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -89,95 +82,99 @@ class Function:
         plain Python function is called.
         """
         frame = current_frame()
-        strategy = None
+        scope = None
         if frame is not None:
             if frame.access is not None or frame.replica is not None or frame.merging is not None:
-                return self._fn(*args, **kwargs)
-            strategy = frame.strategy
+                return self.fn(*args, **kwargs)
+            scope = frame.strategy
         if self._static:
             variant, args, kwargs = self._specialised(args, kwargs)
             return variant(*args, **kwargs)
-        structure: Any
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        program = self._programs.get((strategy, structure))
-        if program is None:
-            leaves, structure, program = self._build(strategy, args, kwargs)
+        latest = self._latest
+        if latest is not None and latest.scope is scope:
+            # Most often the arguments are as in the last call. Asking first would take as long as
+            # JAX takes to find out.
+            try:
+                return latest(args, kwargs)
+            except Exception:
+                if latest.failed_while_tracing:
+                    latest.failed_while_tracing = False
+                    raise
+        return self._call_anew(scope, args, kwargs)
+
+    def _call_anew(
+        self, scope: StrategyLike | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Find or build the program for these arguments, and run it."""
+        program, args, kwargs = self._program_for(scope, args, kwargs)
+        args, kwargs = program.placed(args, kwargs)
+        self._latest = program
         try:
-            return program(leaves)
-        except VariablesChanged as changed:  # The new program takes over the trace.
-            return self._rebuilt(program, changed.traced, strategy, leaves)(leaves)
-        except TypeError:
-            self._check_arguments(*structure.unflatten(leaves))  # Perhaps it was no array.
-            raise
+            return program(args, kwargs)
+        except VariablesChanged as changed:
+            program = self._latest = self._rebuilt(program, changed.traced, args, kwargs)
+        finally:
+            program.failed_while_tracing = False
+        return program(args, kwargs)
 
     # -- building programs ------------------------------------------------------
 
     def trace_program(self, structure: Any, leaves: Sequence[Any]) -> Traced:
         """Trace the function and check what the trace returns."""
-        traced = trace(self._fn, structure, leaves, function_id=self._id)
+        traced = trace(self.fn, structure, leaves, function_id=self._id)
         args, _ = structure.unflatten(leaves)
         check_returned_state(args, traced.form, self._donate, self._names(args), self.__name__)
         return traced
 
-    def name_of_leaf(self, structure: Any, position: int) -> str:
-        """How messages call one of the argument leaves."""
-        args, kwargs = structure.unflatten(range(structure.num_leaves))
-        with_paths, _ = jax.tree_util.tree_flatten_with_path((args, kwargs))
-        return argument_name(with_paths[position][0], self._names(args))
-
     def _names(self, args: Sequence[Any]) -> list[str]:
-        return parameter_names(self._fn, len(args))
+        return parameter_names(self.fn, len(args))
 
-    def _build(
-        self, strategy: StrategyLike | None, args: Any, kwargs: Any
-    ) -> tuple[list[Any], Any, Program]:
-        """Make the program for a structure of arguments that was not seen before."""
+    def _program_for(
+        self, scope: StrategyLike | None, args: Any, kwargs: Any
+    ) -> tuple[Program, Any, Any]:
+        """The program for the structure of these arguments, and the arguments as it takes them."""
         args, kwargs = _stacked((args, kwargs), self._names(args))
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        program = self._programs.get((strategy, structure))
-        if program is not None:  # The call had components, which are stacked anew each time.
-            return leaves, structure, program
         self._check_arguments(args, kwargs)
-        traced = self.trace_program(structure, leaves)
-        program = self._program(traced, structure, args, kwargs, leaves)
-        program.traces[signature(leaves)] = traced
-        self._programs[strategy, structure] = program
-        if traced.strategy is not None:
-            leaves = program.placed(leaves)
-        return leaves, structure, program
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        program = self._programs.get((scope, structure))
+        if program is None:
+            traced = self.trace_program(structure, leaves)
+            read = [v for v in traced.variables if v in traced.used - set(traced.written)]
+            program = self._new_program(scope, traced, args, kwargs, traced.written, read)
+            program.traces[structure, signature(leaves)] = traced
+            self._programs[scope, structure] = program
+        return program, args, kwargs
 
-    def _program(
-        self, traced: Traced, structure: Any, args: Any, kwargs: Any, leaves: Sequence[Any]
+    def _new_program(
+        self,
+        scope: StrategyLike | None,
+        traced: Traced,
+        args: Any,
+        kwargs: Any,
+        written: Sequence[Variable],
+        read: Sequence[Variable],
     ) -> Program:
+        names = self._names(args)
+        places: list[int | str] = [i for i, name in enumerate(names) if name in self._donate]
         return Program(
             self,
-            structure,
-            written=traced.written,
-            read=[v for v in traced.variables if v in traced.used - set(traced.written)],
-            donated=donated_positions(args, kwargs, self._donate, self._names(args)),
-            per_replica=_per_replica_positions((args, kwargs)),
-            count=len(leaves),
+            args,
+            kwargs,
+            written=written,
+            read=read,
+            donated=places + [name for name in kwargs if name in self._donate],
+            scope=scope,
             strategy=traced.strategy,
         )
 
-    def _rebuilt(
-        self, old: Program, traced: Traced, strategy: StrategyLike | None, leaves: Sequence[Any]
-    ) -> Program:
+    def _rebuilt(self, old: Program, traced: Traced, args: Any, kwargs: Any) -> Program:
         """Make a program that serves the variables of old and new traces."""
         written = [*old.written, *(v for v in traced.written if v not in old.written)]
         used = {*old.read, *old.written, *traced.used}
-        program = Program(
-            self,
-            old.structure,
-            written=written,
-            read=[v for v in traced.variables if v in used - set(written)],
-            donated=old.donated,
-            per_replica=old.per_replica,
-            count=len(leaves),
-            strategy=traced.strategy,
-        )
+        read = [v for v in traced.variables if v in used - set(written)]
+        program = self._new_program(old.scope, traced, args, kwargs, written, read)
         program.traces.update(old.traces)
-        self._programs[strategy, old.structure] = program
+        self._programs[old.scope, jax.tree.structure((args, kwargs))] = program
         return program
 
     def _check_arguments(self, args: Any, kwargs: Any) -> None:
@@ -199,19 +196,13 @@ class Function:
 
     def _specialised(self, args: Any, kwargs: Any) -> tuple[Function, tuple[Any, ...], Any]:
         """The function for these values of the static arguments, and the other arguments."""
-        names = self._names(args)
-        named = dict(zip(names, args, strict=True))
-        static = {k: v for k, v in {**named, **kwargs}.items() if k in self._static}
+        static, args, kwargs = split_static(self._static, self._names(args), args, kwargs)
+        check_hashable(static, self.__name__)
         # With the types, because 1 == 1.0 == True.
         key = tuple((name, type(static[name]), static[name]) for name in sorted(static))
-        check_hashable(static, self.__name__)
         if key not in self._variants:
-            self._variants[key] = Function(_without(self._fn, static), donate=self._donate)
-        return (
-            self._variants[key],
-            tuple(a for name, a in zip(names, args, strict=True) if name not in self._static),
-            {k: v for k, v in kwargs.items() if k not in self._static},
-        )
+            self._variants[key] = Function(without(self.fn, static), donate=self._donate)
+        return self._variants[key], args, kwargs
 
     # -- looking at it --------------------------------------------------------------
 
@@ -225,12 +216,9 @@ class Function:
             variant, args, kwargs = self._specialised(args, kwargs)
             return variant.lower(*args, **kwargs)
         frame = current_frame()
-        strategy = frame.strategy if frame is not None else None
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        program = self._programs.get((strategy, structure))
-        if program is None:
-            leaves, structure, program = self._build(strategy, args, kwargs)
-        return program.lower(leaves)
+        scope = frame.strategy if frame is not None else None
+        program, args, kwargs = self._program_for(scope, args, kwargs)
+        return program.lower(args, kwargs)
 
     def collectives(self, *args: Any, **kwargs: Any) -> tuple[CompiledCollective, ...]:
         """List the collectives that the compiled step holds for these arguments.
@@ -264,49 +252,6 @@ class Function:
         return f"<rx.function {self.__name__}>"
 
 
-def _without(fn: Callable[..., Any], static: dict[str, Any]) -> Callable[..., Any]:
-    """`fn` with the values of some parameters filled in, wherever they stand."""
-    whole = inspect.signature(fn)
-    others = [p for p in whole.parameters.values() if p.name not in static]
-    signature = whole.replace(parameters=others)
-
-    @functools.wraps(fn)
-    def rest(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments | static
-        in_order = {name: given[name] for name in whole.parameters if name in given}
-        bound = inspect.BoundArguments(whole, in_order)
-        return fn(*bound.args, **bound.kwargs)
-
-    rest.__signature__ = signature  # type: ignore[attr-defined]
-    return rest
-
-
-class BoundFunction:
-    """An `rx.function` that is a method, with its object."""
-
-    def __init__(self, function: Function, instance: Any) -> None:
-        self._function = function
-        self.__self__ = instance
-        functools.update_wrapper(self, function)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._function, name)
-
-    def __repr__(self) -> str:
-        return repr(self._function)
-
-
-def _reference(instance: Any, at_end: Callable[[Any], Any]) -> Callable[[], Any]:
-    """A reference that does not keep the object alive, where there can be one."""
-    try:
-        return weakref.ref(instance, at_end)
-    except TypeError:  # Its class has slots.
-        return lambda: instance
-
-
 def _stacked(tree: Any, names: Sequence[str]) -> Any:
     """Stack per-replica values of `(args, kwargs)` that are held as components."""
 
@@ -321,18 +266,6 @@ def _stacked(tree: Any, names: Sequence[str]) -> Any:
     return jax.tree_util.tree_map_with_path(
         stack, tree, is_leaf=lambda value: isinstance(value, PerReplica)
     )
-
-
-def _per_replica_positions(tree: Any) -> frozenset[int]:
-    leaves = jax.tree.leaves(tree, is_leaf=lambda value: isinstance(value, PerReplica))
-    positions: list[int] = []
-    start = 0
-    for leaf in leaves:
-        width = len(jax.tree.leaves(leaf))
-        if isinstance(leaf, PerReplica):
-            positions.extend(range(start, start + width))
-        start += width
-    return frozenset(positions)
 
 
 @overload

@@ -1,8 +1,8 @@
 """What a padded batch obliges a step to.
 
 A remainder is padded to one shape on all replicas (see `replicax.input`). Two things must then be
-known of a step before it may run: that it masks the padding out of its sums, and which of its
-results have one entry a row, so that padding can be cut off them.
+known of a step before it may run: that it masks the padding out of its sums (`_row_proof`), and
+which of its results have one entry a row, so that padding can be cut off them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import jax
 
 from replicax import errors
 from replicax.step._arguments import Leaf
+from replicax.step._compat import opened
 from replicax.step._proof import Source
+from replicax.step._row_proof import Input, Output, check_rows, read_rows
 from replicax.values import AXIS, StrategyLike
 
 
@@ -70,40 +72,45 @@ class Padding:
 
     def require_mask(
         self,
-        paths: Sequence[str],
-        aligned: Sequence[bool | None],
-        causes: Sequence[Source | None],
-        written: Sequence[str],
-        has_collectives: bool,  # noqa: FBT001 - one of the facts that the proof brought
+        program: Any,
+        sources: Sequence[Source | None],
+        outputs: Sequence[tuple[str, Source | None, bool | None]],
+        strategy: StrategyLike,
+        *,
+        mask_was_used: bool,
     ) -> None:
-        """Refuse a step whose sums would count the padding.
+        """Refuse a step that counts the padding in something.
 
         Results with one entry a row are fine without a mask: their padding is cut off.
 
+        Args:
+            program: The jaxpr of what one replica runs. Its last input is the row count.
+            sources: For each other input why it varies; None if it is mirrored.
+            outputs: For each output how messages call it, why it varies, and whether it has one
+                entry a row.
+            strategy: The strategy.
+            mask_was_used: Whether the replica function asked for the mask.
+
         Raises:
-            UnusedMaskError: The mask was never used, but rows were combined.
+            UnusedMaskError: Padding was mixed into an output, or may have been and the mask was
+                never used.
         """
-        combined = [
-            f"result{path}"
-            for path, rows, cause in zip(paths, aligned, causes, strict=False)
-            if cause is not None and rows is not True
-        ]
-        combined += [f"variable `{name}`" for name in written]
-        if has_collectives and not combined:
-            combined.append("a collective")
-        if not combined:
-            return
-        raise errors.UnusedMaskError(
-            errors.describe(
-                f"{self.label} is a padded remainder, but its mask was never used.",
-                table=errors.Table(("rows may be combined in",), [(item,) for item in combined]),
-                why="The last global batch has fewer rows than the others. It is padded so that "
-                "all replicas hold one shape, and the padding would count in means and sums.",
-                fix="Use `ctx.global_mean(per_row_values)` and `ctx.global_sum(...)`, which mask "
-                "it out, or `ctx.row_mask` yourself; or let the dataset drop the remainder: "
-                "`rx.InputOptions(remainder='drop')`.",
-            )
+        inputs = [Input.MIRRORED if source is None else Input.VARYING for source in sources]
+        for position in self.positions:
+            inputs[position] = Input.PADDED
+        jaxpr, _ = opened(program)
+        states = read_rows(
+            program,
+            [*inputs, Input.COUNT],
+            axis_name=AXIS,
+            num_replicas=strategy.num_replicas_in_sync,
+            capacity=jaxpr.invars[self.position].aval.shape[0],
         )
+        found = [
+            Output(label, state, is_per_row=cause is not None and rows is not False)
+            for state, (label, cause, rows) in zip(states, outputs, strict=True)
+        ]
+        check_rows(self.label, found, mask_was_used=mask_was_used)
 
 
 def padding_of(leaves: Sequence[Leaf]) -> Padding | None:

@@ -50,19 +50,6 @@ def donated_names(
     return tuple(names)
 
 
-def donated_positions(
-    args: Sequence[Any], kwargs: dict[str, Any], donate: Sequence[str], names: Sequence[str]
-) -> tuple[int, ...]:
-    """Positions of the leaves of donated arguments in the leaves of `(args, kwargs)`."""
-    with_paths, _ = jax.tree_util.tree_flatten_with_path((args, kwargs))
-    positions = []
-    for position, (path, _) in enumerate(with_paths):
-        head = names[path[1].idx] if path[0].idx == 0 else path[1].key
-        if head in donate:
-            positions.append(position)
-    return tuple(positions)
-
-
 def check_returned_state(
     args: Sequence[Any], result: Any, donate: Sequence[str], names: Sequence[str], function: str
 ) -> None:

@@ -91,9 +91,8 @@ def trace(
         strategy = frame.strategy if frame is not None else None
         args, kwargs = structure.unflatten(leaves)
         with entered(Frame(strategy, access=access)):
-            result = fn(*args, **kwargs)
+            result = _plain_result(fn(*args, **kwargs), access)
         _check_variables(access)
-        result = _plain_result(result, access)
         result_leaves, result_structure = jax.tree.flatten(result)
         # Facts only: what holds a tracer must not outlive the trace.
         facts.update(

@@ -70,7 +70,7 @@ class PerReplica(DistributedValues):
         (1.0, 2.0)
     """
 
-    __slots__ = ("_components", "_local", "_rows", "_stacked", "provenance")
+    __slots__ = ("_components", "_form", "_local", "_rows", "_stacked", "provenance")
 
     def __init__(self, values: Sequence[Any]) -> None:
         if not isinstance(values, (list, tuple)):
@@ -87,6 +87,7 @@ class PerReplica(DistributedValues):
                     fix="Pass one component a replica: `rx.PerReplica([a, b])`.",
                 )
             )
+        self._form = "components"
         self._components: tuple[Any, ...] | None = tuple(values)
         self._stacked: Any = None
         self._rows: Any = None
@@ -106,6 +107,7 @@ class PerReplica(DistributedValues):
             provenance: Where the value comes from.
         """
         new = cls((None,))
+        new._form = "stacked" if rows is None else "padded"
         new._components = None
         new._stacked, new._rows, new.provenance = stacked, rows, provenance
         return new
@@ -114,7 +116,7 @@ class PerReplica(DistributedValues):
     def from_local(cls, local: Any) -> PerReplica:
         """Wrap this replica's component inside a compiled replica function (``merge_call``)."""
         new = cls((None,))
-        new._components, new._local = None, local
+        new._form, new._components, new._local = "local", None, local
         return new
 
     @property
@@ -336,20 +338,25 @@ def spread(tree: Any) -> Any:
 
 
 def _flatten_per_replica(value: PerReplica) -> tuple[tuple[Any, ...], tuple[str, Provenance]]:
-    if value._components is not None:
-        return value._components, ("components", value.provenance)
-    if value._stacked is None:
-        return (value._local,), ("local", value.provenance)
-    if value._rows is None:
-        return (value._stacked,), ("stacked", value.provenance)
-    return (value._stacked, value._rows), ("padded", value.provenance)
+    # The form is kept by name, because JAX also makes trees whose leaves are None.
+    children: tuple[Any, ...]
+    match value._form:
+        case "components":
+            children = value._components or ()
+        case "local":
+            children = (value._local,)
+        case "stacked":
+            children = (value._stacked,)
+        case _:
+            children = (value._stacked, value._rows)
+    return children, (value._form, value.provenance)
 
 
 def _flatten_per_replica_with_keys(
     value: PerReplica,
 ) -> tuple[list[tuple[Any, Any]], tuple[str, Provenance]]:
     children, aux = _flatten_per_replica(value)
-    keys = [jax.tree_util.GetAttrKey(name) for name in ("stacked", "rows")]
+    keys = [jax.tree_util.GetAttrKey(name) for name in ("_stacked", "_rows")]
     if aux[0] == "components":
         keys = [jax.tree_util.SequenceKey(i) for i in range(len(children))]
     return list(zip(keys, children, strict=False)), aux
@@ -364,7 +371,7 @@ def _unflatten_per_replica(aux: tuple[str, Provenance], leaves: Iterable[Any]) -
         new = PerReplica.from_local(children[0])
     else:
         new = PerReplica.from_stacked(children[0], children[1] if form == "padded" else None)
-    new.provenance = provenance
+    new._form, new.provenance = form, provenance
     return new
 
 

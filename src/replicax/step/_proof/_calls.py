@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # At run time `jax.extend` would bring Pallas along.
     from jax.extend.core import JaxprEqn
 
 # The parameter that holds the jaxpr; two where releases differ.
-_JAXPR_PARAMETERS: dict[str, tuple[str, ...]] = {
+JAXPR_PARAMETERS: dict[str, tuple[str, ...]] = {
     "call": ("call_jaxpr",),
     "checkpoint": ("jaxpr",),
     "closed_call": ("call_jaxpr",),
@@ -44,7 +44,7 @@ _JAXPR_PARAMETERS: dict[str, tuple[str, ...]] = {
 
 def call(scope: Scope, eqn: JaxprEqn, kinds: list[Kind]) -> Sequence[Kind]:
     """The operands of the equation are the inputs of its jaxpr, one for one."""
-    names = _JAXPR_PARAMETERS[eqn.primitive.name]
+    names = JAXPR_PARAMETERS[eqn.primitive.name]
     jaxpr = next(eqn.params[name] for name in names if name in eqn.params)
     return _enter(scope, eqn, jaxpr, kinds).outputs
 
@@ -139,7 +139,7 @@ def _manual_axes(params: Any) -> Sequence[str]:
 _REFERENCES = "a mutable reference stands among its operands."
 
 CALL_RULES: dict[str, Rule] = {
-    **dict.fromkeys(_JAXPR_PARAMETERS, call),
+    **dict.fromkeys(JAXPR_PARAMETERS, call),
     "call_hi_primitive": high_primitive,
     "custom_linear_solve": linear_solve,
     "run_state": run_state,

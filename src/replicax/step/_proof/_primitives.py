@@ -19,7 +19,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_ARITHMETIC = _words("""
+ARITHMETIC = _words("""
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil
     clamp clz complex conj cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge
     gt igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p log2
@@ -46,7 +46,7 @@ _LINEAR_ALGEBRA = _words("""
     scaled_matmul scaled_matmul_wrapper schur svd symmetric_product triangular_solve tridiagonal
     tridiagonal_solve
 """)
-_RANDOM = _words("""
+RANDOM = _words("""
     philox2x32 philox4x32 random_bits random_clone random_fold_in random_gamma random_seed
     random_split random_unwrap random_wrap rng_bit_generator threefry2x32 threefry4x32
 """)
@@ -57,7 +57,7 @@ _KERNELS = _words("""
     dot_product_attention_fwd dot_product_attention_fwd_wrapper rnn_bwd rnn_fwd
 """)
 # Casts between the types that `check_vma=True` tells apart: no device's value changes.
-_TYPE_CASTS = _words("""
+TYPE_CASTS = _words("""
     preduced pvary reduced_vary_cast reduced_vary_cast_p vary_unreduced_cast
     vary_unreduced_cast_p
 """)
@@ -78,13 +78,13 @@ _HIGH_LEVEL = _words("""
 """)
 
 POINTWISE = (
-    _ARITHMETIC
+    ARITHMETIC
     | _SHAPES
     | _REDUCTIONS
     | _LINEAR_ALGEBRA
-    | _RANDOM
+    | RANDOM
     | _KERNELS
-    | _TYPE_CASTS
+    | TYPE_CASTS
     | _BOOKKEEPING
     | _HIGH_LEVEL
 )
