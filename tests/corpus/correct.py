@@ -19,6 +19,7 @@ import replicax as rx
 
 EVEN = (8, 8)
 UNEVEN = (8, 8, 5)  # Four replicas get 2, 2, 1 and 0 rows of the last batch.
+SHORT = (5, 5, 5)  # The same in every batch: one program to compile instead of two.
 
 
 class Table(NamedTuple):

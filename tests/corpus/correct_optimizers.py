@@ -9,7 +9,7 @@ from jax import lax
 
 import replicax as rx
 
-from .correct import Functional, correct, mlp_squares, mlp_weights, training
+from .correct import SHORT, Functional, correct, mlp_squares, mlp_weights, training
 
 
 def optimizer(name, transformation, **options):
@@ -19,7 +19,7 @@ def optimizer(name, transformation, **options):
         return training(mlp_squares, mlp_weights(), transformation())
 
     make.__name__ = f"optax_{name}"
-    correct(**options)(make)
+    correct(rows=SHORT, **options)(make)
 
 
 optimizer("sgd", lambda: optax.sgd(0.1), replicas=2)
@@ -66,7 +66,7 @@ optimizer(
 optimizer("adan", lambda: optax.adan(0.01), replicas=2)
 
 
-@correct()
+@correct(rows=SHORT)
 def moving_average_of_weights():
     tx = optax.adam(0.01)
 
@@ -83,7 +83,7 @@ def moving_average_of_weights():
     return Functional((params, params, tx.init(params)), replica_step)
 
 
-@correct()
+@correct(rows=SHORT)
 def loss_scaling_with_a_finite_check():
     """The scale is a power of two; the second step overflows on one replica alone."""
 
@@ -106,7 +106,7 @@ def loss_scaling_with_a_finite_check():
     return Functional((mlp_weights(), jnp.float32(1024), jnp.int32(0)), replica_step)
 
 
-@correct()
+@correct(rows=SHORT)
 def skipped_update_by_cond():
     """A collective stands in a branch; its condition was all-reduced, so all take it or none."""
     tx = optax.adam(0.01)
@@ -128,7 +128,7 @@ def skipped_update_by_cond():
     return Functional((params, tx.init(params), jnp.int32(0)), replica_step)
 
 
-@correct()
+@correct(rows=SHORT)
 def gradient_accumulation_with_one_all_reduce():
     """Micro-batches by scan; sums and row counts travel once, at the end."""
 
@@ -151,7 +151,7 @@ def gradient_accumulation_with_one_all_reduce():
     return Functional(mlp_weights(), replica_step)
 
 
-@correct()
+@correct(rows=SHORT)
 def sharded_optimizer_state():
     """Gradients are reduce-scattered, each replica updates its part, the parts are gathered."""
 
@@ -179,7 +179,7 @@ def sharded_optimizer_state():
     return Functional(start, replica_step)
 
 
-@correct(replicas=2)
+@correct(rows=SHORT, replicas=2)
 def two_players_with_two_optimizers():
     """Generator and discriminator in one step, as in adversarial training."""
     tx = optax.adam(0.01)

@@ -80,8 +80,17 @@ def assert_close(found, expected):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=where)
 
 
+SLOW = {correct_models.__name__, correct_optimizers.__name__}
+PARAMETERS = [
+    pytest.param(
+        entry, id=entry.name, marks=[pytest.mark.slow] if entry.make.__module__ in SLOW else []
+    )
+    for entry in ENTRIES
+]
+
+
 @pytest.mark.timeout(240)  # Compiling takes its time where other work runs beside it.
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", PARAMETERS)
 def test_gives_the_numbers_of_its_reference(entry):
     program = entry.make()
     rng = np.random.default_rng(1)
@@ -102,4 +111,4 @@ def test_the_corpus_is_whole():
     names = [entry.name for entry in ENTRIES]
     assert len(names) == len(set(names)) >= 45
     assert {entry.make.__module__ for entry in ENTRIES} == {module.__name__ for module in MODULES}
-    assert sum(max(entry.rows) != min(entry.rows) for entry in ENTRIES) >= 30
+    assert sum(entry.rows[-1] % entry.replicas > 0 for entry in ENTRIES) >= 75

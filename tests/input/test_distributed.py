@@ -135,7 +135,7 @@ def test_arrays_without_one_number_of_rows_are_refused(strategy, arrays):
 @pytest.mark.parametrize(
     "dataset",
     [3, None, np.float32(1), lambda: 1, "text", b"text", {"x": [1, 2]}, {}, object()],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_dataset_is_refused(strategy, dataset):
     with pytest.raises(rx.errors.ArgumentTypeError, match="cannot be distributed"):

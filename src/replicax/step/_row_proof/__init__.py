@@ -7,7 +7,8 @@ padding got into. It reads the same jaxpr, for padded batches only.
     _constants.py     the numbers that stand at padded rows
     _scope.py         one pass over the equations of a jaxpr, cached for nested ones
     _elementwise.py   arithmetic, and masks
-    _shapes.py        broadcasts, slices, joins
+    _shapes.py        broadcasts, transpositions, reshapes
+    _cuts.py          slices and joins
     _reductions.py    sums, sorts, windows
     _products.py      contractions: how gradients meet rows
     _indexing.py      gather and scatter

@@ -76,7 +76,9 @@ def _combined(scope: Scope, eqn: JaxprEqn, shape: Sequence[int], state: State) -
             zero = isinstance(status, Filled) and same(status.value, 0)
             axes[axis] = status if zero or isinstance(status, Mark) else Filled()
         elif status is Mark.ROWS and name in _SUMS:
-            return Dirty(f"{name} of rows over the replicas", _compat.equation_site(eqn), local=False)
+            return Dirty(
+                f"{name} of rows over the replicas", _compat.equation_site(eqn), local=False
+            )
         elif isinstance(status, Mark):
             return Unknown(name)
     every = range(len(shape))
@@ -92,17 +94,17 @@ def all_gather(scope: Scope, eqn: JaxprEqn, states: Sequence[State]) -> Sequence
     if not _is_over_replicas(scope, eqn) or not params.get("tiled") or dimension is None:
         return default(scope, eqn, states)
     name = eqn.primitive.name
+    is_local = scope.shape(eqn.invars[0])[dimension] == scope.shared.capacity
 
     def gathered(state: State) -> State:
         if not isinstance(state, Known) or state.value is not None:
             return state
         for axis, status in state.axes:
-            if isinstance(status, Mark) and axis != dimension:
+            if isinstance(status, Mark) and not (axis == dimension and is_local):
                 return Unknown(name)
-        status = state.at(dimension)
-        is_mask = state.role == ("mask", dimension)
+        is_mask = is_local and state.role == ("mask", dimension)
         return made(
-            {dimension: status},
+            {dimension: state.at(dimension) if is_local else None},
             [state],
             blind=[axis for axis in state.blind if axis != dimension],
             role=state.role if is_mask else None,
@@ -157,7 +159,8 @@ def by_leading_axes(scope: Scope, eqn: JaxprEqn, states: Sequence[State]) -> Seq
                 return [Unknown(name)] * len(eqn.outvars)
             axes[axis] = _row_by_row(statuses) if axis < leading else None
             right_side = filling(operands[-1], axis)
-            if name == "triangular_solve" and right_side and same(right_side.value, 0):
+            is_linear = name == "triangular_solve" and axis < leading
+            if is_linear and right_side is not None and same(right_side.value, 0):
                 axes[axis] = Filled(0)  # Its result is linear in the right-hand side.
         results = []
         for variable in eqn.outvars:
@@ -179,19 +182,48 @@ def _row_by_row(statuses: Sequence[Status | None]) -> Status:
 
 _TRAILING = {
     **dict.fromkeys(
-        "random_bits random_clone random_fold_in random_seed random_split random_unwrap".split(), 0
+        [
+            "random_bits",
+            "random_clone",
+            "random_fold_in",
+            "random_seed",
+            "random_split",
+            "random_unwrap",
+        ],
+        0,
     ),
     "lu_pivots_to_permutation": 1,
     "random_wrap": 1,
     **dict.fromkeys(
-        "cholesky eig eigh geqrf householder_product lu qr schur svd triangular_solve".split(), 2
+        [
+            "cholesky",
+            "eig",
+            "eigh",
+            "geqrf",
+            "householder_product",
+            "lu",
+            "qr",
+            "schur",
+            "svd",
+            "triangular_solve",
+        ],
+        2,
     ),
 }
 
 COLLECTIVE_RULES: dict[str, Rule] = {
     **dict.fromkeys(["all_gather", "all_gather_invariant"], all_gather),
     **dict.fromkeys(
-        "pmax pmin psum psum2 psum_invariant unreduced_psum unreduced_pmax unreduced_pmin".split(),
+        [
+            "pmax",
+            "pmin",
+            "psum",
+            "psum2",
+            "psum_invariant",
+            "unreduced_psum",
+            "unreduced_pmax",
+            "unreduced_pmin",
+        ],
         all_reduce,
     ),
     **dict.fromkeys(_TRAILING, by_leading_axes),

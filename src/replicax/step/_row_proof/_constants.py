@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 
 _UNARY: dict[str, Callable[[Any], Any]] = {
@@ -79,7 +79,7 @@ IDENTITIES = frozenset(
 
 def evaluated(name: str, params: Mapping[str, Any], values: Sequence[Any], dtype: Any) -> Any:
     """The result of a primitive on numbers, or None if that is not known."""
-    if any(value is None for value in values) or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    if any(value is None for value in values) or not _is_plain(dtype):
         return None
     function = _function(name, params, dtype)
     if function is None:
@@ -90,6 +90,11 @@ def evaluated(name: str, params: Mapping[str, Any], values: Sequence[Any], dtype
         return complex(result) if dtype.kind == "c" else float(result)
     except (ArithmeticError, TypeError, ValueError):
         return None
+
+
+def _is_plain(dtype: Any) -> bool:
+    """Whether entries are numbers; keys are not."""
+    return jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_
 
 
 def _function(name: str, params: Mapping[str, Any], dtype: Any) -> Callable[..., Any] | None:

@@ -75,6 +75,12 @@ def mixed(name: str, operands: Sequence[State]) -> State | None:
     return dirty
 
 
+def opened(name: str, states: Sequence[State]) -> tuple[State | None, list[Known]]:
+    """The result if an operand is unknown or dirty, and else all operands."""
+    states = [collapsed(state) for state in states]
+    return mixed(name, states), [state for state in states if isinstance(state, Known)]
+
+
 def combined(
     name: str, params: Any, operands: Sequence[Known], axis: int, dtype: Any = None
 ) -> Status:
@@ -133,8 +139,7 @@ def _of_states(scope: Scope, name: str, eqn: JaxprEqn, states: Sequence[State]) 
     every = range(len(aval.shape))
     blind = [axis for axis in every if all(s.is_blind(axis) for s in operands)]
     role = operands[0].role if name in IDENTITIES else None
-    result = made(axes, operands, role=role, blind=every if name in _RANDOM_BITS else blind)
-    return result
+    return made(axes, operands, role=role, blind=every if name in _RANDOM_BITS else blind)
 
 
 def _spread(state: Known, rank: int, wanted: int) -> Known:
@@ -151,9 +156,9 @@ def _single_value(name: str, params: Any, operands: Sequence[Known], dtype: Any)
     if name != "select_n" and None not in values:
         return evaluated(name, params, values, dtype)
     index = operands[0].role
-    if name in {"lt", "ge"} and index is not None and index[0] == "index" and values[1] is not None:
-        if values[1] <= 0:  # No place is negative.
-            return float(name == "ge")
+    is_index = name in {"lt", "ge"} and index is not None and index[0] == "index"
+    if is_index and values[1] is not None and values[1] <= 0:  # No place is negative.
+        return float(name == "ge")
     return None
 
 

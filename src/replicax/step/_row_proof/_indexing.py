@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from replicax.step import _compat
 
@@ -55,9 +55,7 @@ class _Places:
 
     def status(self, axis: int, identities: set[int]) -> Status | None:
         """What stands at padded rows along an axis, in any component but identities."""
-        found = [
-            state.at(axis) for i, state in enumerate(self.components) if i not in identities
-        ]
+        found = [state.at(axis) for i, state in enumerate(self.components) if i not in identities]
         for wanted in (Mark.UNSURE, Mark.ROWS):
             if wanted in found:
                 return wanted
@@ -162,39 +160,30 @@ def scatter(scope: Scope, eqn: JaxprEqn, states: Sequence[State]) -> Sequence[St
     return [made(found, [operand, updates, *places.components])]
 
 
-_Pair = tuple[int | None, int | None, set[int]]
+_Pair: TypeAlias = tuple[int, int | None, set[int]]
 """Axis of the updates, of the indices, and the components that are the rows' own places."""
 
 
-def _paired(numbers: object, shapes: Sequence[tuple[int, ...]], places: _Places) -> dict[int, _Pair]:
+def _paired(numbers: Any, shapes: Sequence[tuple[int, ...]], places: _Places) -> dict[int, _Pair]:
     """For the axes of the operand that keep their rows: where the rows are in the updates."""
-    dims: dict[str, tuple[int, ...]] = {
-        key: getattr(numbers, key)
-        for key in (
-            "update_window_dims",
-            "inserted_window_dims",
-            "scatter_dims_to_operand_dims",
-            "operand_batching_dims",
-            "scatter_indices_batching_dims",
-        )
-    }
-    batch = [a for a in range(len(shapes[2])) if a not in dims["update_window_dims"]]
-    gone = {*dims["inserted_window_dims"], *dims["operand_batching_dims"]}
+    batch = [a for a in range(len(shapes[2])) if a not in numbers.update_window_dims]
+    gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     windows = [axis for axis in range(len(shapes[0])) if axis not in gone]
     pairs: dict[int, _Pair] = {}
     for axis, size in enumerate(shapes[0]):
         if axis in windows:
-            own = dims["update_window_dims"][windows.index(axis)]
+            own = numbers.update_window_dims[windows.index(axis)]
             if shapes[2][own] == size:
                 pairs[axis] = (own, None, set())
-        elif axis in dims["operand_batching_dims"]:
-            index = dims["scatter_indices_batching_dims"][dims["operand_batching_dims"].index(axis)]
-            pairs[axis] = (batch[index], index, set())
-        elif axis in dims["scatter_dims_to_operand_dims"]:
-            number = dims["scatter_dims_to_operand_dims"].index(axis)
-            index = places.own_rows(number, size)
-            if index is not None:
-                pairs[axis] = (batch[index], index, {number})
+        elif axis in numbers.operand_batching_dims:
+            pair = numbers.operand_batching_dims.index(axis)
+            shared = numbers.scatter_indices_batching_dims[pair]
+            pairs[axis] = (batch[shared], shared, set())
+        elif axis in numbers.scatter_dims_to_operand_dims:
+            number = numbers.scatter_dims_to_operand_dims.index(axis)
+            counted = places.own_rows(number, size)
+            if counted is not None:
+                pairs[axis] = (batch[counted], counted, {number})
     return pairs
 
 
@@ -205,9 +194,10 @@ def _written(
     before = operand.at(axis)
     if pair is None:
         # Clean updates went to places of which nothing is known.
-        return before if not isinstance(before, Mark) else Mark.UNSURE
+        if before is None:
+            return None
+        return Mark.UNSURE if isinstance(before, Mark) else Filled()
     own, index, identities = pair
-    assert own is not None  # noqa: S101 - the pairs that `_paired` makes have one
     update = updates.at(own)
     where = None if index is None else places.status(index, identities)
     if before is None and update is None and where is None:
@@ -265,6 +255,7 @@ def _sunk(
 INDEXING_RULES: dict[str, Rule] = {
     "gather": gather,
     **dict.fromkeys(
-        "scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub".split(), scatter
+        ["scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"],
+        scatter,
     ),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ._elementwise import combined, mixed
+from ._elementwise import combined, opened
 from ._reductions import dirt
 from ._states import (
     Filled,
@@ -19,7 +19,6 @@ from ._states import (
     State,
     Status,
     Unknown,
-    collapsed,
     constant,
     filling,
     made,
@@ -71,13 +70,11 @@ def _product(
     Axes that are in neither list are worked over in some other way.
     """
     name = eqn.primitive.name
-    states = [collapsed(state) for state in states]
-    if any(isinstance(state, Known) and same(state.value, 0) for state in states):
+    bad, operands = opened(name, states)
+    if any(same(state.value, 0) for state in operands):
         return constant(0)
-    bad = mixed(name, states)
     if bad is not None:
         return bad
-    operands = [state for state in states if isinstance(state, Known)]
     seen = [{pair[i] for pair in [*contracted, *places]} for i in range(2)]
     for operand, axes in zip(operands, seen, strict=True):
         if any(axis not in axes and isinstance(s, Mark) for axis, s in operand.axes):
@@ -88,7 +85,7 @@ def _product(
     if Mark.ROWS in found:
         axis = contracted[found.index(Mark.ROWS)][0]
         what = "product that sums over the rows"
-        return dirt(scope, eqn, what, rows=scope.shape(eqn.invars[0])[axis])
+        return dirt(eqn, what, rows=scope.shape(eqn.invars[0])[axis])
     statuses: dict[int, Status | None] = {}
     blind = []
     for place, (left, right) in enumerate(places):

@@ -10,6 +10,7 @@ from replicax.step import _compat
 
 from ._collectives import COLLECTIVE_RULES
 from ._control import CONTROL_RULES
+from ._cuts import CUT_RULES
 from ._elementwise import ELEMENTWISE_RULES
 from ._indexing import INDEXING_RULES
 from ._products import PRODUCT_RULES
@@ -24,6 +25,7 @@ if TYPE_CHECKING:  # At run time `jax.extend` would bring Pallas along.
 RULES: dict[str, Rule] = {
     **ELEMENTWISE_RULES,
     **SHAPE_RULES,
+    **CUT_RULES,
     **REDUCTION_RULES,
     **PRODUCT_RULES,
     **INDEXING_RULES,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replicax.step import _compat
 
-from ._elementwise import combined, mixed
+from ._elementwise import combined, mixed, opened
 from ._shapes import rearranged
 from ._states import (
     Dirty,
@@ -35,7 +35,7 @@ _WORDS = {
 }
 # Padding repeats a row of the global batch, which changes no maximum of it: they may be right.
 _HARMLESS = frozenset(["argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or"])
-_KEEPS = {
+_KEEPS: dict[str, Callable[[Any], bool]] = {
     "reduce_sum": lambda x: x == 0,
     "reduce_prod": lambda x: x in {0, 1},
     "reduce_and": lambda _: True,
@@ -50,7 +50,7 @@ _KEEPS = {
 }
 
 
-def dirt(scope: Scope, eqn: JaxprEqn, what: str, *, rows: int) -> Dirty:
+def dirt(eqn: JaxprEqn, what: str, *, rows: int) -> Dirty:
     """Rows were combined, padding among them."""
     return Dirty(what, _compat.equation_site(eqn), single=rows == 1)
 
@@ -79,12 +79,10 @@ def _reduced(scope: Scope, eqn: JaxprEqn, state: State, axes: Sequence[int]) -> 
     name, operand = eqn.primitive.name, eqn.invars[0]
     shape = scope.shape(operand)
     found = [state.at(axis) for axis in axes]
-    if Mark.UNSURE in found:
+    if Mark.UNSURE in found or (Mark.ROWS in found and name not in _WORDS):
         return Unknown(name)
     if Mark.ROWS in found:
-        if name not in _WORDS:
-            return Unknown(name)
-        return dirt(scope, eqn, _WORDS[name], rows=shape[axes[found.index(Mark.ROWS)]])
+        return dirt(eqn, _WORDS[name], rows=shape[axes[found.index(Mark.ROWS)]])
     left = [axis for axis in range(len(shape)) if axis not in axes]
     places = {axis: place for place, axis in enumerate(left)}
     if state.value is not None:
@@ -101,9 +99,8 @@ def kept_values(state: Known, name: str) -> Known:
     keeps = _KEEPS.get(name, _never)
     axes: dict[int, Status | None] = {}
     for axis, status in state.axes:
-        if isinstance(status, Filled) and not (status.value is not None and keeps(status.value)):
-            status = Filled()  # noqa: PLW2901
-        axes[axis] = status
+        is_kept = isinstance(status, Mark) or (status.value is not None and keeps(status.value))
+        axes[axis] = status if is_kept else Filled()
     return made(axes, [state], blind=state.blind)
 
 
@@ -116,11 +113,9 @@ def _reduce_by_function(
 ) -> Sequence[State]:
     """`reduce` with a function of the user: nothing is known of it but which axes it reads."""
     name = eqn.primitive.name
-    states = [collapsed(state) for state in states]
-    bad = mixed(name, states)
+    bad, operands = opened(name, states)
     if bad is not None:
         return [bad] * len(eqn.outvars)
-    operands = [state for state in states if isinstance(state, Known)]
     rank = len(scope.shape(eqn.invars[0]))
     left = [axis for axis in range(rank) if axis not in axes]
     found: dict[int, Status | None] = {}
@@ -141,15 +136,13 @@ def along(scope: Scope, eqn: JaxprEqn, states: Sequence[State]) -> Sequence[Stat
     name, params = eqn.primitive.name, eqn.params
     rank = len(scope.shape(eqn.invars[0]))
     if name == "fft":
-        worked = range(rank - len(params["fft_lengths"]), rank)
+        worked = [*range(rank - len(params["fft_lengths"]), rank)]
     else:
         axis = params.get("axis", params.get("dimension", params.get("reduction_dimension")))
         worked = [rank - 1 if axis is None else axis % rank]
-    states = [collapsed(state) for state in states]
-    bad = mixed(name, states)
+    bad, operands = opened(name, states)
     if bad is not None:
         return [bad] * len(eqn.outvars)
-    operands = [state for state in states if isinstance(state, Known)]
     if any(isinstance(state.at(axis), Mark) for state in operands for axis in worked):
         return [Unknown(name)] * len(eqn.outvars)
     blind = {axis for axis in range(rank) if all(state.is_blind(axis) for state in operands)}
@@ -164,14 +157,12 @@ def along(scope: Scope, eqn: JaxprEqn, states: Sequence[State]) -> Sequence[Stat
     return [result] * len(eqn.outvars)
 
 
-def window(scope: Scope, eqn: JaxprEqn, states: Sequence[State]) -> Sequence[State]:
+def window(_scope: Scope, eqn: JaxprEqn, states: Sequence[State]) -> Sequence[State]:
     """Windows over other axes leave rows alone: pooling, and its gradient."""
     name, params = eqn.primitive.name, eqn.params
-    states = [collapsed(state) for state in states]
-    bad = mixed(name, states)
+    bad, operands = opened(name, states)
     if bad is not None:
         return [bad] * len(eqn.outvars)
-    operands = [state for state in states if isinstance(state, Known)]
     statuses: dict[int, Status | None] = {}
     for axis in {axis for state in operands for axis, _ in state.axes}:
         source = operands[0].at(axis)

@@ -88,9 +88,9 @@ class Scope:
 
     def states(self, atoms: Iterable[Any]) -> list[State]:
         """The states of variables and literals."""
-        literal = _compat.literal_type()
+        literal: Any = _compat.literal_type()
         return [
-            _constant_state(atom.val) if type(atom) is literal else self._env[atom]
+            _constant_state(atom.val) if isinstance(atom, literal) else self._env[atom]
             for atom in atoms
         ]
 
