@@ -510,7 +510,7 @@ def gradient_reduced_in_a_branch_in_a_scan(world):
             step = lax.cond(skip, lambda: jnp.zeros(3), reduced)  # fault
             return (w - 0.1 * step, row[0] > 0), None
 
-        start = (world.w.value, jnp.bool_(False))  # noqa: FBT003 - the first value
+        start = (world.w.value, jnp.bool_(False))
         (w, _), _ = lax.scan(body, start, batch.x)
         return ctx.all_reduce("mean", w)
 

@@ -218,7 +218,7 @@ def variables_read_in_scan_and_cond():
 
     def make(strategy):
         w = rx.Variable(weights(w=(6, 6))["w"], name="w")
-        flag = rx.Variable(True, name="flag", trainable=False)  # noqa: FBT003 - its first value
+        flag = rx.Variable(True, name="flag", trainable=False)
 
         def replica_step(batch):
             ctx = rx.get_replica_context()

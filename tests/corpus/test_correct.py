@@ -17,9 +17,9 @@ MODULES = (correct_models, correct_optimizers, correct_steps, correct_in_place)
 @pytest.fixture(autouse=True)
 def quick_compilation():
     """Nearly all the time goes into compiling programs that run three times."""
-    jax.config.update("jax_disable_most_optimizations", True)  # noqa: FBT003 - jax's own form
+    jax.config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)  # noqa: FBT003 - its default
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def devices(count):

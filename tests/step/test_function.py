@@ -15,6 +15,10 @@ import pytest
 import replicax as rx
 
 
+def type_name(value):
+    return type(value).__name__
+
+
 def double(x):
     """Twice."""
     return x * 2
@@ -122,7 +126,7 @@ def test_a_per_replica_value_of_another_strategy(step, other):
     assert [int(x) for x in step(compiled).values] == [0, 2]
 
 
-@pytest.mark.parametrize("value", ["text", object(), b"bytes", {1, 2}], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("value", ["text", object(), b"bytes", {1, 2}], ids=type_name)
 @pytest.mark.parametrize("before", [False, True])
 def test_what_is_no_array_is_refused_in_the_first_and_later_calls(value, before):
     wrapped = rx.function(lambda tree: tree["a"])
@@ -186,7 +190,7 @@ def test_none_and_numbers():
     assert (int(number), bool(flag), nothing) == (3, True, None)
 
 
-@pytest.mark.parametrize("value", ["text", object()], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("value", ["text", object()], ids=type_name)
 def test_what_is_no_array_cannot_be_returned(value):
     with pytest.raises(rx.errors.ArgumentTypeError, match=r"at `result\['a'\]\[1\]`"):
         rx.function(lambda: {"a": (1.0, value)})()

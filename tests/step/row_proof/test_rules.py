@@ -36,7 +36,7 @@ ARITHMETIC = {
     "masked": (lambda r: r.masked(r.x), "0: filled with 0"),
     "masked by the other side": (lambda r: jnp.where(~r.mask, 0, r.y), "0: filled with 0"),
     "times mask": (lambda r: r.x * r.mask[:, None], "0: filled with 0"),
-    "masked and bent": (lambda r: jnp.tanh(-r.masked(r.x) ** 3), "0: filled with 0"),
+    "masked and bent": (lambda r: jnp.tanh(-(r.masked(r.x) ** 3)), "0: filled with 0"),
     "masked with infinity": (lambda r: jnp.exp(r.masked(r.x, -jnp.inf)), "0: filled with 0"),
     "masked and divided": (lambda r: r.masked(r.x) / (1 + r.x**2), "0: filled with 0"),
     "masked times rows": (lambda r: r.masked(r.x) * r.x, "0: filled with 0"),

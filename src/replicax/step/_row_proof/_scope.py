@@ -114,14 +114,19 @@ class Scope:
 
 def _constant_state(value: Any) -> State:
     """Constants come from outside of the replica function, so no padding is in them."""
-    if isinstance(value, Tracer) or getattr(value, "ndim", 0) > 1:
+    is_short = getattr(value, "ndim", 0) <= 1 and getattr(value, "size", 1) <= _SHORT
+    if isinstance(value, Tracer) or not (is_short and getattr(value, "is_fully_addressable", True)):
         return CLEAN
     dtype = getattr(value, "dtype", np.dtype(type(value)))
-    if not isinstance(dtype, np.dtype):
+    if not isinstance(dtype, np.dtype):  # Keys.
         return CLEAN
     array = np.asarray(value)
-    if not array.ndim:
-        return constant(complex(array) if dtype.kind == "c" else float(array))
-    if dtype.kind in "iu" and np.array_equal(array, np.arange(len(array))):
+    if array.size and (array == array.flat[0]).all():
+        return constant(complex(array.flat[0]) if dtype.kind == "c" else float(array.flat[0]))
+    if dtype.kind in "iu" and np.array_equal(array, np.arange(array.size)):
         return Known(role=("index", 0))
     return CLEAN
+
+
+_SHORT = 1 << 16
+"""Constants with more entries are not looked at: they are no places of rows."""
