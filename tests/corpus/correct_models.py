@@ -15,6 +15,7 @@ import replicax as rx
 
 from .correct import (
     EVEN,
+    SHORT,
     Functional,
     correct,
     cross_entropy,
@@ -31,13 +32,13 @@ from .correct import (
 # --- dense and convolutional ---------------------------------------------------------------------
 
 
-@correct()
+@correct(rows=SHORT)
 def linear():
     params = weights(w=(6, 3), b=(3,))
     return training(lambda p, batch: squares(batch.x @ p["w"] + p["b"], batch), params)
 
 
-@correct(replicas=2)
+@correct(rows=SHORT, replicas=2)
 def multilayer_perceptron():
     return training(mlp_squares, mlp_weights())
 
@@ -49,7 +50,7 @@ def convolve(x, kernel, **options):
     )
 
 
-@correct()
+@correct(rows=SHORT)
 def convolutions_and_pooling():
     def per_row(p, batch):
         x = jax.nn.relu(convolve(batch.x, p["k1"]))
@@ -62,7 +63,7 @@ def convolutions_and_pooling():
     return training(per_row, params, batch=images)
 
 
-@correct(replicas=2)
+@correct(rows=SHORT, replicas=2)
 def depthwise_and_transposed_convolutions():
     def per_row(p, batch):
         x = convolve(batch.x, p["depthwise"], feature_group_count=2)
@@ -124,7 +125,7 @@ def batch_norm_of_each_replica():
     return Functional(state, replica_step, reference=reference)
 
 
-@correct()
+@correct(rows=SHORT)
 def synchronised_batch_norm():
     """Statistics of the global batch, in the loss and through its gradient: one device."""
 
@@ -150,7 +151,7 @@ def synchronised_batch_norm():
     return Functional((w, (jnp.zeros(4), jnp.ones(4))), replica_step, images)
 
 
-@correct(replicas=2)
+@correct(rows=SHORT, replicas=2)
 def layer_norm():
     def per_row(p, batch):
         x = batch.x @ p["w1"]
@@ -160,7 +161,7 @@ def layer_norm():
     return training(per_row, weights(w1=(6, 8), scale=(8,), shift=(8,), w2=(8, 3)))
 
 
-@correct()
+@correct(rows=SHORT)
 def group_norm():
     def per_row(p, batch):
         x = convolve(batch.x, p["k"])
@@ -180,7 +181,7 @@ def next_token_loss(logits, batch):
     return losses.mean(-1)
 
 
-@correct()
+@correct(rows=SHORT)
 def attention_of_the_library():
     def per_row(p, batch):
         x = p["embedding"][batch.tokens]
@@ -192,7 +193,7 @@ def attention_of_the_library():
     return training(per_row, params, batch=text)
 
 
-@correct(replicas=2)
+@correct(rows=SHORT, replicas=2)
 def attention_by_hand():
     def per_row(p, batch):
         x = jnp.take(p["embedding"], batch.tokens, axis=0)
@@ -206,7 +207,7 @@ def attention_by_hand():
     return training(per_row, params, batch=text)
 
 
-@correct()
+@correct(rows=SHORT)
 def embedding_by_one_hot():
     def per_row(p, batch):
         x = jax.nn.one_hot(batch.tokens, 7) @ p["embedding"]
@@ -215,7 +216,7 @@ def embedding_by_one_hot():
     return training(per_row, weights(embedding=(7, 8), out=(8, 7)), batch=text)
 
 
-@correct()
+@correct(rows=SHORT)
 def lstm_by_scan():
     def per_row(p, batch):
         x = p["embedding"][batch.tokens]
@@ -235,7 +236,7 @@ def lstm_by_scan():
     return training(per_row, params, batch=text)
 
 
-@correct(replicas=2)
+@correct(rows=SHORT, replicas=2)
 def gru_by_scan_with_lengths():
     def per_row(p, batch):
         x = p["embedding"][batch.tokens]
@@ -255,7 +256,7 @@ def gru_by_scan_with_lengths():
     return training(per_row, params, batch=text)
 
 
-@correct()
+@correct(rows=SHORT)
 def linear_recurrence_by_associative_scan():
     def per_row(p, batch):
         x = p["embedding"][batch.tokens]
@@ -273,7 +274,7 @@ def linear_recurrence_by_associative_scan():
 # --- transformations of functions ----------------------------------------------------------------
 
 
-@correct()
+@correct(rows=SHORT)
 def remat_with_policies():
     policies = (jax.checkpoint_policies.dots_saveable, jax.checkpoint_policies.nothing_saveable)
 
@@ -288,7 +289,7 @@ def remat_with_policies():
     return training(per_row, {"layers": layers, **weights(out=(6, 3))})
 
 
-@correct(replicas=2)
+@correct(rows=SHORT, replicas=2)
 def layers_by_scan_with_remat():
     def per_row(p, batch):
         @functools.partial(jax.checkpoint, prevent_cse=False)
@@ -301,7 +302,7 @@ def layers_by_scan_with_remat():
     return training(per_row, weights(layers=(4, 6, 6), out=(6, 3)))
 
 
-@correct()
+@correct(rows=SHORT)
 def custom_vjp():
     @jax.custom_vjp
     def rounded(x):
@@ -315,7 +316,7 @@ def custom_vjp():
     return training(per_row, weights(w1=(6, 8), w2=(8, 3)))
 
 
-@correct(replicas=2)
+@correct(rows=SHORT, replicas=2)
 def custom_jvp():
     @jax.custom_jvp
     def stable(x):
@@ -332,7 +333,7 @@ def custom_jvp():
     return training(per_row, weights(w1=(6, 8), w2=(8, 3)))
 
 
-@correct()
+@correct(rows=SHORT)
 def stop_gradient_to_a_target_network():
     def per_row(p, batch):
         target = lax.stop_gradient(mlp(p["target"], batch.x))
@@ -344,7 +345,7 @@ def stop_gradient_to_a_target_network():
     return training(per_row, params)
 
 
-@correct(replicas=2)
+@correct(rows=SHORT, replicas=2)
 def vmap_over_rows_and_map_over_columns():
     def one_row(p, x, y):
         return jnp.sum((jnp.vdot(x, p["w"][:, 0]) - y) ** 2)
@@ -360,7 +361,7 @@ def vmap_over_rows_and_map_over_columns():
 # --- operations ----------------------------------------------------------------------------------
 
 
-@correct()
+@correct(rows=SHORT)
 def scatter_segments_sort_and_top_k():
     def per_row(p, batch):
         rows = batch.x.shape[0]
@@ -374,7 +375,7 @@ def scatter_segments_sort_and_top_k():
     return training(per_row, weights(w=(6, 5), out=(5, 3)))
 
 
-@correct(replicas=2)
+@correct(rows=SHORT, replicas=2)
 def linear_algebra():
     def one_row(p, x, y):
         a = jnp.outer(x[:3], x[:3]) + jnp.diag(jnp.exp(p["d"]))
@@ -390,7 +391,7 @@ def linear_algebra():
     return training(per_row, weights(d=(3,), b=(3,), w=(6, 3)), optax.sgd(0.01))
 
 
-@correct()
+@correct(rows=SHORT)
 def fourier_filter():
     def per_row(p, batch):
         spectrum = jnp.fft.rfft(batch.x, axis=-1)
@@ -400,7 +401,7 @@ def fourier_filter():
     return training(per_row, weights(real=(4,), imaginary=(4,), out=(6, 3)))
 
 
-@correct(replicas=2)
+@correct(rows=SHORT, replicas=2)
 def interpolation_and_image_resize():
     def per_row(p, batch):
         x = jax.image.resize(batch.x, (batch.x.shape[0], 4, 4, 2), "linear")
@@ -410,7 +411,7 @@ def interpolation_and_image_resize():
     return training(per_row, weights(curve=(5,), w=(32, 3)), batch=images)
 
 
-@correct()
+@correct(rows=SHORT)
 def mixture_of_experts():
     def per_row(p, batch):
         chances = jax.nn.softmax(batch.x @ p["router"])
@@ -437,7 +438,7 @@ class Model:
     out: dict[str, jax.Array]
 
 
-@correct()
+@correct(rows=SHORT)
 def named_tuples_and_dataclasses():
     def per_row(model, batch):
         x = batch.x
@@ -450,7 +451,7 @@ def named_tuples_and_dataclasses():
     return training(per_row, Model(layers, {"w": params["out"]}), optax.adam(0.01))
 
 
-@correct(replicas=2)
+@correct(rows=SHORT, replicas=2)
 def deep_tree_with_empty_parts():
     def per_row(p, batch):
         x = batch.x @ p["trunk"][0][0]["w"]

@@ -201,7 +201,7 @@ class VaryingControlFlowError(ReplicaDivergenceError):
 
 
 class UnusedMaskError(ReplicaDivergenceError):
-    """A padded batch was used, but its mask was not."""
+    """Padding of a remainder would count: it was combined with real rows without the mask."""
 
 
 class CollectiveMismatchError(ReplicaDivergenceError, InvalidArgumentError):

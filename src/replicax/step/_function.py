@@ -27,6 +27,10 @@ from replicax.values import PerReplica, StrategyLike, Variable, current_frame, r
 
 _COUNT = itertools.count(1)
 
+# What a program raises, before it runs, for arguments of another structure or in other places.
+# What XLA raises while it runs is not among them: by then, arrays have been given away.
+_OTHER_ARGUMENTS = (AttributeError, LookupError, TypeError, ValueError, VariablesChanged)
+
 
 class Function:
     """A function that is traced once and runs as one compiled program; see `rx.function`."""
@@ -96,7 +100,7 @@ class Function:
             # JAX takes to find out.
             try:
                 return latest(args, kwargs)
-            except Exception:
+            except _OTHER_ARGUMENTS:
                 if latest.failed_while_tracing:
                     latest.failed_while_tracing = False
                     raise

@@ -98,8 +98,9 @@ class Program:
 
         Raises:
             VariablesChanged: A new trace needs other variables; nothing was run.
-            Exception: The arguments have another structure or lie elsewhere, and nothing was run;
-                or, if `failed_while_tracing`, what the user's code raised.
+            ValueError: (also AttributeError, LookupError, TypeError) The arguments have another
+                structure or lie elsewhere, and nothing was run; or, if `failed_while_tracing`,
+                it is what the user's code raised.
         """
         donated: Sequence[Any] = ()
         if _DONATING:

@@ -46,6 +46,8 @@ NOT_KNOWN = frozenset(
         "core_map",
         "create_linear",
         "custom_lin",
+        "global_array_to_host_local_array",
+        "host_local_array_to_global_array",
         "log_extend",
         "log_read",
         "mpmd_map",

@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 from jax import lax
 
+from replicax.step._proof._primitives import is_built_in
+from replicax.step._row_proof import Input, Unknown, read_rows
+from replicax.step._row_proof._read import RULES
+
 AXIS = "replica"
 
 
@@ -299,11 +303,11 @@ CONTROL = {
         "0: unsure",
     ),
     "cond with dirt": (
-        lambda r: lax.cond(r.w[0, 0] > 0, lambda: r.x.mean(), lambda: 0.0),
+        lambda r: lax.cond(r.w[0, 0] > 0, r.x.mean, lambda: 0.0),
         "dirty",
     ),
     "cond where all rows are real": (
-        lambda r: lax.cond(r.mask.all(), lambda: r.x.mean(), lambda: 0.0),
+        lambda r: lax.cond(r.mask.all(), r.x.mean, lambda: 0.0),
         "unknown",
     ),
     "reference": (lambda r: jax.new_ref(r.w)[...], "unknown"),
@@ -366,3 +370,24 @@ def test_one_row_a_replica_is_right_where_it_is_real(words):
     assert words(lambda r: lax.psum(r.x.mean(0), AXIS), rows=1) == "dirty"
     masked = "unknown"
     assert words(lambda r: jnp.where(r.mask[:, None], r.x - r.x.mean(0), 0), rows=1) == masked
+
+
+def test_rules_are_for_primitives_that_the_proof_knows():
+    """A name that is misspelt would be a rule for nothing."""
+    assert [name for name in sorted(RULES) if not is_built_in(name)] == []
+
+
+def test_a_rule_that_fails_says_nothing_instead():
+    """A release of jax may name parameters in another way: that must stop no step."""
+
+    class Broken(dict):
+        def __getitem__(self, key):
+            raise KeyError(key)
+
+    program = jax.make_jaxpr(lambda x: lax.reduce_sum(x, axes=(0,)))(np.ones(4))
+    (eqn,) = program.jaxpr.eqns
+    broken = program.jaxpr.replace(eqns=[eqn.replace(params=Broken())])
+    options = {"axis_name": AXIS, "num_replicas": 2, "capacity": 4}
+    assert isinstance(read_rows(broken, [Input.PADDED], **options)[0], Unknown)
+    with pytest.raises(KeyError):
+        read_rows(broken, [Input.PADDED], is_strict=True, **options)

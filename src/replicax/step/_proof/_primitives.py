@@ -67,7 +67,8 @@ _BOOKKEEPING = _words("""
     after_all all_gather_done all_gather_reduced_done all_to_all_done check
     create_token dce_sink debug_callback debug_print inspect_sharding layout_constraint name
     pbroadcast_done platform_index ppermute_done psum_done psum_invariant_done pure_callback
-    reduce_scatter_done relayout reshard shape_assertion sharding_constraint stop_gradient
+    reduce_scatter_done relayout replicax_unplaced reshard
+    shape_assertion sharding_constraint stop_gradient
     tie unreachable unreduced_psum_done unreduced_reduce_scatter_done
     with_memory_space_constraint xla_metadata_value
 """)

@@ -194,9 +194,8 @@ def _written(
     before = operand.at(axis)
     if pair is None:
         # Clean updates went to places of which nothing is known.
-        if before is None:
-            return None
-        return Mark.UNSURE if isinstance(before, Mark) else Filled()
+        after: Status = Mark.UNSURE if isinstance(before, Mark) else Filled()
+        return None if before is None else after
     own, index, identities = pair
     update = updates.at(own)
     where = None if index is None else places.status(index, identities)
