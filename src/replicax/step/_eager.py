@@ -136,9 +136,8 @@ class _Run:
             same = all(type(v) is type(values[0]) and v == values[0] for v in values)
             return values[0] if same else PerReplica(tuple(values))
         if not all(same_bits(values[0], other) for other in values[1:]):
-            varying = PerReplica(tuple(values))
-            varying.provenance = Provenance(self.memory.number, "the replicas' bits differ")
-            return varying
+            cause = Provenance(self.memory.number, "the replicas' bits differ")
+            return PerReplica(tuple(values)).came_from(cause)
         mirrored = self.mesh.from_components(values)
         if not self.contexts[0].has_received(values[0]):
             remember(mirrored)

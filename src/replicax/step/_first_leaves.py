@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from replicax.step._arguments import argument_name, parameter_names
+from replicax.values import PerReplica
 
 if TYPE_CHECKING:
     from replicax.step._function import Function
@@ -45,8 +46,10 @@ class FirstLeaf:
 
 def first_leaves(
     args: Sequence[Any], kwargs: dict[str, Any], *, only: Sequence[int | str] = ()
-) -> tuple[FirstLeaf, ...]:
+) -> dict[bool, list[FirstLeaf]]:
     """Places of the first leaf of each argument.
+
+    One deleted leaf tells of a whole argument, because trees are donated whole.
 
     Args:
         args: The arguments.
@@ -54,16 +57,43 @@ def first_leaves(
         only: Positions and names of the arguments to look at; all if empty.
 
     Returns:
-        The places; leaves inside of nodes that have no public look-up are left out.
+        The places, in plain trees (False) and in per-replica values (True); leaves inside of nodes
+        that have no public look-up are left out.
     """
+    arguments = _by_place(args, kwargs)
     with_paths, _ = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))
-    paths: dict[Any, tuple[Any, ...]] = {}
+    paths: dict[int | str, tuple[Any, ...]] = {}
     for path, _ in with_paths:
         argument = getattr(path[1], "idx", getattr(path[1], "key", None))
-        if not only or argument in only:
-            paths.setdefault(path[:2], path)
-    places = (_place(path) for path in paths.values())
-    return tuple(place for place in places if place is not None)
+        if argument is not None and (not only or argument in only):
+            paths.setdefault(argument, path)
+    found: dict[bool, list[FirstLeaf]] = {False: [], True: []}
+    for argument, path in paths.items():
+        place = _place(path)
+        if place is not None:
+            first = jax.tree.leaves(arguments[argument], is_leaf=_is_per_replica)[0]
+            found[_is_per_replica(first)].append(place)
+    return found
+
+
+def kinds_of(args: Sequence[Any], kwargs: dict[str, Any], places: Sequence[int | str]) -> set[bool]:
+    """Whether the arguments at these places hold plain arrays (False), per-replica ones (True)."""
+    arguments = _by_place(args, kwargs)
+    return {
+        _is_per_replica(leaf)
+        for place in places
+        for leaf in jax.tree.leaves(arguments[place], is_leaf=_is_per_replica)
+    }
+
+
+def _by_place(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[int | str, Any]:
+    arguments: dict[int | str, Any] = dict(enumerate(args))
+    arguments.update(kwargs)
+    return arguments
+
+
+def _is_per_replica(value: Any) -> bool:
+    return isinstance(value, PerReplica)
 
 
 def _place(path: tuple[Any, ...]) -> FirstLeaf | None:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from replicax import errors
 from replicax.step._access import out_of_reach
-from replicax.step._first_leaves import first_leaves
+from replicax.step._first_leaves import first_leaves, kinds_of
 from replicax.step._trace import Traced
 from replicax.values import PerReplica, ReplicaMesh, StrategyLike, Variable
 from replicax.values._lending import COUNTER, keep_lent_arrays
@@ -39,8 +39,9 @@ _STEPS_BETWEEN_WAITS = IN_FLIGHT_ON_CPU // 2
 
 _ONE_AT_A_TIME = threading.RLock()
 
-# The functions that donate arguments, by name. Without any, no argument can have been deleted here.
-_DONATING: set[str] = set()
+# Kinds of arguments that some function donates: plain trees (False), per-replica values (True).
+# Other kinds cannot have been deleted here.
+_DONATED_KINDS: set[bool] = set()
 
 
 class VariablesChanged(Exception):  # noqa: N818 - a signal, caught by the function
@@ -88,8 +89,7 @@ class Program:
         self._awaited_next: Any = None
         self._lendings_seen = -1
         self._jitted = self._jit(args, kwargs)
-        if donated:
-            _DONATING.add(function.__name__)
+        _DONATED_KINDS.update(kinds_of(args, kwargs, self.donated))
 
     # -- the path of a step ---------------------------------------------------
 
@@ -103,8 +103,11 @@ class Program:
                 it is what the user's code raised.
         """
         donated: Sequence[Any] = ()
-        if _DONATING:
-            self._check_alive(args, kwargs)
+        for kind in _DONATED_KINDS:
+            for place in self._first_leaves[kind]:
+                leaf = place.find(args, kwargs)
+                if _is_concrete(type(leaf)) and leaf.is_deleted():
+                    raise _deleted(self.function, place.name(self.function, args))
         if self.donated:
             donated, args, kwargs = self._split(args, kwargs)
         # Two threads would give away the same arrays, and start collectives in different orders.
@@ -128,17 +131,6 @@ class Program:
         if not self._until_wait:
             self._wait(done)
         return result
-
-    def _check_alive(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Refuse arrays that an earlier step was given to reuse: some releases of jax crash.
-
-        The first leaf of an argument tells, because trees are donated whole. A step that donates
-        arguments looks at those only.
-        """
-        for place in self._first_leaves:
-            leaf = place.find(args, kwargs)
-            if _is_concrete(type(leaf)) and leaf.is_deleted():
-                raise _deleted(self.function, place.name(self.function, args))
 
     def _split(
         self, args: Sequence[Any], kwargs: dict[str, Any]

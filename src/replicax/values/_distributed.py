@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
@@ -25,22 +25,34 @@ class DistributedValues:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Which compiled step produced a per-replica value, and why the value varies.
-
-    All provenances are equal, so that they take no part in the comparison of tree structures.
-    """
+    """Which step produced a per-replica value, and why the value varies."""
 
     function: int
     cause: str
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Provenance)
-
-    def __hash__(self) -> int:
-        return 0
-
 
 UNKNOWN = Provenance(function=0, cause="")
+
+
+class _Form(str):
+    """How a `PerReplica` holds its components, by name; the provenance rides along.
+
+    Forms compare as strings, in C: trees whose values come from different steps are equal, and
+    JAX finds them in its caches without running Python.
+    """
+
+    __slots__ = ("provenance",)
+
+    provenance: Provenance
+
+    def __new__(cls, name: str, provenance: Provenance = UNKNOWN) -> Self:
+        form = super().__new__(cls, name)
+        form.provenance = provenance
+        return form
+
+
+_COMPONENTS, _STACKED = _Form("components"), _Form("stacked")
+_PADDED, _LOCAL = _Form("padded"), _Form("local")
 
 
 def _no_number(self: Any, *_: Any, **__: Any) -> NoReturn:
@@ -70,7 +82,7 @@ class PerReplica(DistributedValues):
         (1.0, 2.0)
     """
 
-    __slots__ = ("_components", "_form", "_local", "_rows", "_stacked", "provenance")
+    __slots__ = ("_components", "_form", "_local", "_rows", "_stacked")
 
     def __init__(self, values: Sequence[Any]) -> None:
         if not isinstance(values, (list, tuple)):
@@ -87,12 +99,11 @@ class PerReplica(DistributedValues):
                     fix="Pass one component a replica: `rx.PerReplica([a, b])`.",
                 )
             )
-        self._form = "components"
+        self._form = _COMPONENTS
         self._components: tuple[Any, ...] | None = tuple(values)
         self._stacked: Any = None
         self._rows: Any = None
         self._local: Any = None
-        self.provenance = UNKNOWN
 
     @classmethod
     def from_stacked(
@@ -107,17 +118,28 @@ class PerReplica(DistributedValues):
             provenance: Where the value comes from.
         """
         new = cls((None,))
-        new._form = "stacked" if rows is None else "padded"
-        new._components = None
-        new._stacked, new._rows, new.provenance = stacked, rows, provenance
+        new._form = _STACKED if rows is None else _PADDED
+        if provenance is not UNKNOWN:
+            new._form = _Form(new._form, provenance)
+        new._components, new._stacked, new._rows = None, stacked, rows
         return new
 
     @classmethod
     def from_local(cls, local: Any) -> PerReplica:
         """Wrap this replica's component inside a compiled replica function (``merge_call``)."""
         new = cls((None,))
-        new._form, new._components, new._local = "local", None, local
+        new._form, new._components, new._local = _LOCAL, None, local
         return new
+
+    @property
+    def provenance(self) -> Provenance:
+        """Where the value comes from."""
+        return self._form.provenance
+
+    def came_from(self, provenance: Provenance) -> PerReplica:
+        """Note where the value comes from, and return it."""
+        self._form = _Form(self._form, provenance)
+        return self
 
     @property
     def stacked(self) -> Any:
@@ -337,33 +359,25 @@ def spread(tree: Any) -> Any:
 # -- pytree registration: leaves are the arrays inside ----------------------
 
 
-def _flatten_per_replica(value: PerReplica) -> tuple[tuple[Any, ...], tuple[str, Provenance]]:
+def _flatten_per_replica(value: PerReplica) -> tuple[tuple[Any, ...], _Form]:
     # The form is kept by name, because JAX also makes trees whose leaves are None.
-    children: tuple[Any, ...]
-    match value._form:
-        case "components":
-            children = value._components or ()
-        case "local":
-            children = (value._local,)
-        case "stacked":
-            children = (value._stacked,)
-        case _:
-            children = (value._stacked, value._rows)
-    return children, (value._form, value.provenance)
+    form = value._form
+    if form == "stacked":  # The one that each step meets.
+        return (value._stacked,), form
+    if form == "padded":
+        return (value._stacked, value._rows), form
+    return (value._components or ()) if form == "components" else (value._local,), form
 
 
-def _flatten_per_replica_with_keys(
-    value: PerReplica,
-) -> tuple[list[tuple[Any, Any]], tuple[str, Provenance]]:
-    children, aux = _flatten_per_replica(value)
-    keys = [jax.tree_util.GetAttrKey(name) for name in ("_stacked", "_rows")]
-    if aux[0] == "components":
+def _flatten_per_replica_with_keys(value: PerReplica) -> tuple[list[tuple[Any, Any]], _Form]:
+    children, form = _flatten_per_replica(value)
+    keys: list[Any] = [jax.tree_util.GetAttrKey(name) for name in ("_stacked", "_rows")]
+    if form == "components":
         keys = [jax.tree_util.SequenceKey(i) for i in range(len(children))]
-    return list(zip(keys, children, strict=False)), aux
+    return list(zip(keys, children, strict=False)), form
 
 
-def _unflatten_per_replica(aux: tuple[str, Provenance], leaves: Iterable[Any]) -> PerReplica:
-    form, provenance = aux
+def _unflatten_per_replica(form: _Form, leaves: Iterable[Any]) -> PerReplica:
     children = tuple(leaves)
     if form == "components":
         new = PerReplica(children)
@@ -371,7 +385,7 @@ def _unflatten_per_replica(aux: tuple[str, Provenance], leaves: Iterable[Any]) -
         new = PerReplica.from_local(children[0])
     else:
         new = PerReplica.from_stacked(children[0], children[1] if form == "padded" else None)
-    new._form, new.provenance = form, provenance
+    new._form = form
     return new
 
 
