@@ -63,6 +63,34 @@ def runner(request: pytest.FixtureRequest) -> Runner:
     return Runner(request.param)
 
 
+# --- two strategies of two replicas ------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def strategy() -> Any:
+    import replicax as rx
+
+    return rx.MirroredStrategy(["cpu:0", "cpu:1"])
+
+
+@pytest.fixture(scope="session")
+def other() -> Any:
+    import replicax as rx
+
+    return rx.MirroredStrategy(["cpu:2", "cpu:3"])
+
+
+@pytest.fixture
+def run(runner: Runner, strategy: Any) -> Callable[..., Any]:
+    """`run(fn, *args)`: one `strategy.run`, once in each runner."""
+
+    def one_step(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        step = runner(lambda *args: strategy.run(fn, args=args, kwargs=kwargs))
+        return step(*args)
+
+    return one_step
+
+
 # --- programs in a fresh interpreter -----------------------------------------------------------
 
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from replicax import errors
 from replicax.collectives import Entry
 from replicax.step._arguments import Leaf
 from replicax.step._compiled_context import CompiledReplicaContext, ReplicaVariables
 from replicax.step._padding import Padding
+from replicax.step._results import flatten_result
 from replicax.step._rows import LocalRows
-from replicax.values import AXIS, Frame, PerReplica, StrategyLike, Variable, VariableAccess, entered
+from replicax.values import AXIS, Frame, StrategyLike, Variable, VariableAccess, entered
 
 
 @dataclass
@@ -63,17 +63,14 @@ class Body:
         args, kwargs = self.structure.unflatten(inputs)
         with entered(Frame(self.strategy, replica=context, access=variables)):
             result = self.fn(*args, **kwargs)
-        with_paths, structure = jax.tree_util.tree_flatten_with_path(
-            result, is_leaf=lambda x: isinstance(x, (Variable, PerReplica))
-        )
-        values = [_result_leaf(path, leaf) for path, leaf in with_paths]
+        paths, values, structure = flatten_result(result)
         arrays_out = [value for value in values if isinstance(value, jax.Array)]
         self.outcome = Outcome(
             structure,
             tuple(None if isinstance(value, jax.Array) else value for value in values),
             tuple(
-                jax.tree_util.keystr(path)
-                for (path, _), value in zip(with_paths, values, strict=True)
+                path
+                for path, value in zip(paths, values, strict=True)
                 if isinstance(value, jax.Array)
             ),
             dict(variables.stored),
@@ -81,20 +78,6 @@ class Body:
             tuple(entries),
         )
         return arrays_out + [variables.values[variable] for variable in variables.stored]
-
-
-def _result_leaf(path: Any, leaf: Any) -> Any:
-    if isinstance(leaf, PerReplica):
-        raise errors.ArgumentTypeError(
-            errors.describe(
-                f"The replica function returned {leaf!r} at `result{jax.tree_util.keystr(path)}`.",
-                why="In replica context a replica holds its own component only.",
-                fix="Return the component.",
-            )
-        )
-    if isinstance(leaf, Variable):
-        return leaf.value
-    return jnp.asarray(leaf) if hasattr(leaf, "dtype") else leaf
 
 
 def traced(body: Body, local: Sequence[Any], rows_aval: Any, strategy: StrategyLike) -> Any:

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import errors
 from replicax.collectives import Meet, Request, local, run_replicas
 from replicax.step._arguments import Leaf, check_components, flatten_arguments
 from replicax.step._context import Collective
@@ -29,7 +28,7 @@ from replicax.step._eager_context import (
 )
 from replicax.step._eager_variables import EagerVariables, commit
 from replicax.step._jax_settings import current_settings, settings
-from replicax.step._results import remember
+from replicax.step._results import flatten_result, remember
 from replicax.step._rows import LocalRows
 from replicax.step._state import check_fed_back
 from replicax.values import (
@@ -111,8 +110,8 @@ class _Run:
                 for leaf, components in zip(self.leaves, self.components, strict=True)
             ]
             args, kwargs = self.structure.unflatten(inputs)
-            result = self.fn(*args, **kwargs)
-            return jax.tree.map(_result_leaf, result, is_leaf=_is_variable)
+            _, values, structure = flatten_result(self.fn(*args, **kwargs))
+            return structure.unflatten(values)
 
     def _input(self, leaf: Leaf, components: Any, replica: int, device: jax.Device) -> Any:
         if components is None:
@@ -198,24 +197,6 @@ class _Run:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, complex))
-
-
-def _is_variable(value: Any) -> bool:
-    return isinstance(value, (Variable, PerReplica))
-
-
-def _result_leaf(leaf: Any) -> Any:
-    if isinstance(leaf, PerReplica):
-        raise errors.ArgumentTypeError(
-            errors.describe(
-                f"The replica function returned {leaf!r}.",
-                why="In replica context a replica holds its own component only.",
-                fix="Return the component.",
-            )
-        )
-    if isinstance(leaf, Variable):
-        return leaf.value
-    return jnp.asarray(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
 
 
 class _Memory:

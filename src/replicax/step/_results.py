@@ -1,4 +1,4 @@
-"""Mirrored results of runs: arrays that a sum over replicas may count once a replica.
+"""Results of runs, and which of them a sum over replicas may count once a replica.
 
 `strategy.reduce("sum", x)` of an array that is equal on all replicas is ambiguous. If replicas made
 the array each for itself (the number of rows of its batch, say), it counts once a replica. If it
@@ -12,9 +12,42 @@ import weakref
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from replicax import errors
 from replicax.step import _compat
 from replicax.step._proof import COLLECTIVES
+from replicax.values import PerReplica, Variable
+
+
+def flatten_result(result: Any) -> tuple[list[str], list[Any], Any]:
+    """Split the result of a replica function into paths, leaves and structure.
+
+    Raises:
+        ArgumentTypeError: It holds a per-replica value.
+    """
+    structure: Any
+    with_paths, structure = jax.tree_util.tree_flatten_with_path(
+        result, is_leaf=lambda leaf: isinstance(leaf, (Variable, PerReplica))
+    )
+    paths = [jax.tree_util.keystr(path) for path, _ in with_paths]
+    leaves = [_leaf(path, leaf) for path, (_, leaf) in zip(paths, with_paths, strict=True)]
+    return paths, leaves, structure
+
+
+def _leaf(path: str, leaf: Any) -> Any:
+    if isinstance(leaf, PerReplica):
+        raise errors.ArgumentTypeError(
+            errors.describe(
+                f"The replica function returned {leaf!r} at `result{path}`.",
+                why="In replica context a replica holds its own component only.",
+                fix="Return the component.",
+            )
+        )
+    if isinstance(leaf, Variable):
+        return leaf.value
+    return jnp.asarray(leaf) if hasattr(leaf, "dtype") else leaf
+
 
 # By identity: arrays compare by element.
 _COUNTED: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
