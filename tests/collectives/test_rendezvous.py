@@ -427,7 +427,15 @@ def interrupt_soon(after):
     return thread
 
 
-def test_ctrl_c_stops_a_replica_in_the_middle_of_a_loop():
+@pytest.fixture
+def ctrl_c():
+    """Python's own answer to Ctrl-C, which a process that was started in the background lacks."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_stops_a_replica_in_the_middle_of_a_loop(ctrl_c):
     busy, cleaned = threading.Event(), []
 
     def body(meet):
@@ -447,7 +455,7 @@ def test_ctrl_c_stops_a_replica_in_the_middle_of_a_loop():
     assert cleaned == [1, 0]  # Replica 2 has never begun.
 
 
-def test_ctrl_c_inside_serve_stops_all():
+def test_ctrl_c_inside_serve_stops_all(ctrl_c):
     serving, cleaned = threading.Event(), []
 
     def body(meet):

@@ -16,8 +16,10 @@ from replicax.step._results import is_counted as is_counted
 from replicax.step._run import mixed as mixed
 from replicax.step._run import require_cross_replica as require_cross_replica
 from replicax.step._run import run as run
+from replicax.step._turns import TURNS as TURNS
 
 __all__ = [
+    "TURNS",
     "CompiledReplicaContext",
     "Function",
     "ReplicaContext",

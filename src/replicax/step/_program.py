@@ -19,23 +19,13 @@ from replicax import errors
 from replicax.step._access import out_of_reach
 from replicax.step._first_leaves import first_leaves, kinds_of
 from replicax.step._trace import Traced
+from replicax.step._turns import TURNS
 from replicax.values import PerReplica, ReplicaMesh, StrategyLike, Variable
 from replicax.values._lending import COUNTER, keep_lent_arrays
 from replicax.values._tracing import is_staged, outermost_level
 
 if TYPE_CHECKING:
     from replicax.step._function import Function
-
-IN_FLIGHT_ON_CPU = 32
-"""How many steps may be under way when several replicas share this process's CPU.
-
-XLA's collectives on the CPU block a pool thread for each waiting device. With hundreds of steps
-queued, threads of one step wait for threads that a later step holds, and XLA aborts the process
-after 40 s. A few steps keep the devices busy as well. Steps wait by half this number at a time,
-because each wait costs Python as much time as ten leaves do.
-"""
-_STEPS_BETWEEN_WAITS = IN_FLIGHT_ON_CPU // 2
-
 
 _ONE_AT_A_TIME = threading.RLock()
 
@@ -84,9 +74,8 @@ class Program:
         self.failed_while_tracing = False
         self._mesh: ReplicaMesh | None = strategy.replica_mesh if strategy is not None else None
         self._first_leaves = first_leaves(args, kwargs, only=self.donated)
-        self._throttled = self._mesh is not None and self._mesh.is_cpu_simulation
-        self._until_wait = _STEPS_BETWEEN_WAITS if self._throttled else 0
-        self._awaited_next: Any = None
+        self._has_variables = bool(self.written or self.read)
+        self._takes_turns = self._mesh is not None and self._mesh.is_cpu_simulation
         self._lendings_seen = -1
         self._jitted = self._jit(args, kwargs)
         _DONATED_KINDS.update(kinds_of(args, kwargs, self.donated))
@@ -115,6 +104,8 @@ class Program:
             if self._lendings_seen != COUNTER.lendings:
                 keep_lent_arrays(self.written)
                 self._lendings_seen = COUNTER.lendings
+            if self._takes_turns:
+                TURNS.begin(self, follows_itself=bool(self.written))
             new, result, done = self._jitted(
                 [variable._value for variable in self.written],
                 donated,
@@ -122,14 +113,13 @@ class Program:
                 args,
                 kwargs,
             )
-            witness = new[0] if new else done
-            if witness is None or not _is_concrete(type(witness)):
+            if self._has_variables:
                 self._check_outermost(new, result)
             for variable, value in zip(self.written, new, strict=True):
                 variable._value = value
-        self._until_wait -= 1
-        if not self._until_wait:
-            self._wait(done)
+            if self._takes_turns:
+                output = new[0] if new else done
+                TURNS.started(self, output if _is_concrete(type(output)) else None)
         return result
 
     def _split(
@@ -143,22 +133,16 @@ class Program:
             holder[place] = None
         return donated, kept, named
 
-    def _wait(self, done: jax.Array | None) -> None:
-        """Keep at most `IN_FLIGHT_ON_CPU` steps under way."""
-        self._until_wait = _STEPS_BETWEEN_WAITS
-        if self._awaited_next is not None and not self._awaited_next.is_ready():
-            self._awaited_next.block_until_ready()
-        self._awaited_next = done
-
     def _check_outermost(self, new: Sequence[Any], result: Any) -> None:
         """Refuse variables under `jax.jit`, which would keep their values as constants."""
-        if not new and not self.read:
+        if new:
+            if not _is_concrete(type(new[0])):
+                raise out_of_reach(self.written[0])
             return
-        witness = new[0] if new else next(iter(jax.tree.leaves(result)), None)
-        if witness is None or _is_concrete(type(witness)):
-            return
-        if new or is_staged(outermost_level()):
-            raise out_of_reach((*self.written, *self.read)[0])
+        witness = next(iter(jax.tree.leaves(result)), None)
+        is_abstract = witness is not None and not _is_concrete(type(witness))
+        if is_abstract and is_staged(outermost_level()):
+            raise out_of_reach(self.read[0])
 
     # -- building ---------------------------------------------------------------
 
@@ -194,8 +178,8 @@ class Program:
         outputs = [by_variable.get(v, values[v]) for v in self.written]
         if self._mesh is not None:
             outputs = [jax.lax.with_sharding_constraint(x, self._mesh.mirrored) for x in outputs]
-        # An output that no later step donates: it tells when this step is done.
-        done = jnp.zeros((), jnp.bool_) if self._throttled else None
+        # What tells when the program has ended, where no variable does.
+        done = jnp.zeros((), jnp.bool_) if self._takes_turns and not outputs else None
         return outputs, result, done
 
     def _trace(self, structure: Any, leaves: Sequence[Any]) -> Traced:

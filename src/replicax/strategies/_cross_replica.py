@@ -9,6 +9,7 @@ import jax
 from replicax import errors
 from replicax.collectives import ReduceOp
 from replicax.step import (
+    TURNS,
     CompiledReplicaContext,
     is_counted,
     require_cross_replica,
@@ -83,6 +84,7 @@ class CrossReplicaOperations:
             Array(3., dtype=float32)
         """
         require_cross_replica(self, "reduce")
+        self._take_turn()
         parsed = ReduceOp.parse(op)
         return jax.tree.map(
             lambda leaf: self._reduce_leaf(parsed, leaf, axis),
@@ -113,6 +115,7 @@ class CrossReplicaOperations:
             Array([1, 2, 3], dtype=int32)
         """
         require_cross_replica(self, "gather")
+        self._take_turn()
         return jax.tree.map(
             lambda leaf: self._gather_leaf(leaf, axis), spread(value), is_leaf=combine.is_leaf
         )
@@ -143,6 +146,12 @@ class CrossReplicaOperations:
             for leaf, column in zip(leaves, columns, strict=True)
         ]
         return tuple(structure.unflatten([c[i] for c in filled]) for i in range(count))
+
+    def _take_turn(self) -> None:
+        """Let steps end before a program that combines their results, where they would clash."""
+        frame = current_frame()
+        if self._mesh.is_cpu_simulation and (frame is None or frame.access is None):
+            TURNS.settle()
 
     # -- parts ---------------------------------------------------------------------
 
@@ -202,7 +211,10 @@ class CrossReplicaOperations:
         """Results that exist already are mirrored; tracers are left to the compiler."""
         if isinstance(result, jax.core.Tracer) or not isinstance(result, jax.Array):
             return result
-        return jax.device_put(result, self._mesh.mirrored)
+        placed = jax.device_put(result, self._mesh.mirrored)
+        if self._mesh.is_cpu_simulation:
+            placed.block_until_ready()
+        return placed
 
     def _components(self, value: Any) -> tuple[Any, ...] | None:
         """The components, or None if the value does not belong to replicas."""

@@ -70,6 +70,8 @@ def test_every_primitive_of_this_jax_is_known():
     names = set(_compat.registered_primitives())
 
     assert len(names) > 200  # The walk finds them.
+    # Other tests of this process may have registered primitives of their own.
+    names = {name for name in names if not name.startswith("corpus_")}
     unknown = {name for name in names if not tables.is_built_in(name)}
     assert unknown - NOT_KNOWN == set()
 
