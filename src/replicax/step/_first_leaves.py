@@ -1,7 +1,8 @@
-"""The first leaf of each argument, found without walking through the argument."""
+"""The first leaf of each argument and of a result, found without walking through all of it."""
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,24 @@ def first_leaves(
             first = jax.tree.leaves(arguments[argument], is_leaf=_is_per_replica)[0]
             found[_is_per_replica(first)].append(place)
     return found
+
+
+def first_leaf(tree: Any) -> Any:
+    """The first leaf of a tree, or None; most often without a walk through the whole of it."""
+    inner = tree
+    while isinstance(inner, _CONTAINERS) and inner:
+        inner = next(iter(inner.values())) if isinstance(inner, dict) else inner[0]
+    if is_concrete(type(inner)):
+        return inner
+    leaves = jax.tree.leaves(tree)
+    return leaves[0] if leaves else None
+
+
+_CONTAINERS = (tuple, list, dict)
+
+# Whether objects of a type are arrays that exist: no tracers, and nothing of numpy. Kept for each
+# type, because `isinstance(x, jax.Array)` runs Python code, which is too slow for each step.
+is_concrete: Callable[[type], bool] = functools.cache(lambda kind: issubclass(kind, jax.Array))
 
 
 def kinds_of(args: Sequence[Any], kwargs: dict[str, Any], places: Sequence[int | str]) -> set[bool]:

@@ -99,7 +99,7 @@ class Function:
             # Most often the arguments are as in the last call. Asking first would take as long as
             # JAX takes to find out.
             try:
-                return latest(args, kwargs)
+                return latest.run(args, kwargs)
             except _OTHER_ARGUMENTS:
                 if latest.failed_while_tracing:
                     latest.failed_while_tracing = False
@@ -114,12 +114,12 @@ class Function:
         args, kwargs = program.placed(args, kwargs)
         self._latest = program
         try:
-            return program(args, kwargs)
+            return program.run(args, kwargs)
         except VariablesChanged as changed:
             program = self._latest = self._rebuilt(program, changed.traced, args, kwargs)
         finally:
             program.failed_while_tracing = False
-        return program(args, kwargs)
+        return program.run(args, kwargs)
 
     # -- building programs ------------------------------------------------------
 

@@ -7,9 +7,8 @@ earlier call. Everything else happens when it has to trace anew.
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,10 +16,11 @@ import jax.numpy as jnp
 
 from replicax import errors
 from replicax.step._access import out_of_reach
-from replicax.step._first_leaves import first_leaves, kinds_of
+from replicax.step._first_leaves import FirstLeaf, first_leaf, first_leaves, is_concrete, kinds_of
 from replicax.step._trace import Traced
-from replicax.step._turns import TURNS
+from replicax.step._turns import IN_FLIGHT, TURNS
 from replicax.values import PerReplica, ReplicaMesh, StrategyLike, Variable
+from replicax.values._cells import shared_cell
 from replicax.values._lending import COUNTER, keep_lent_arrays
 from replicax.values._tracing import is_staged, outermost_level
 
@@ -73,17 +73,24 @@ class Program:
         self.traces: dict[Any, Traced] = {}
         self.failed_while_tracing = False
         self._mesh: ReplicaMesh | None = strategy.replica_mesh if strategy is not None else None
+        self._donated_names = tuple(name for name in self.donated if isinstance(name, str))
         self._first_leaves = first_leaves(args, kwargs, only=self.donated)
-        self._has_variables = bool(self.written or self.read)
+        self._watched: tuple[FirstLeaf, ...] = ()
+        self._kinds_watched = 0
         self._takes_turns = self._mesh is not None and self._mesh.is_cpu_simulation
         self._lendings_seen = -1
+        with _ONE_AT_A_TIME:
+            self._cell = shared_cell(self.written)
         self._jitted = self._jit(args, kwargs)
         _DONATED_KINDS.update(kinds_of(args, kwargs, self.donated))
 
     # -- the path of a step ---------------------------------------------------
 
-    def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:  # noqa: C901, PLR0912 - see below
         """Run one step.
+
+        This is long for a function because each Python call costs about a microsecond when the
+        caches are cold, as they are between the steps of a training loop.
 
         Raises:
             VariablesChanged: A new trace needs other variables; nothing was run.
@@ -91,86 +98,101 @@ class Program:
                 structure or lie elsewhere, and nothing was run; or, if `failed_while_tracing`,
                 it is what the user's code raised.
         """
-        donated: Sequence[Any] = ()
-        for kind in _DONATED_KINDS:
-            for place in self._first_leaves[kind]:
-                leaf = place.find(args, kwargs)
-                if _is_concrete(type(leaf)) and leaf.is_deleted():
+        if self._kinds_watched != len(_DONATED_KINDS):
+            self._watch()
+        first = None
+        for place in self._watched:
+            leaf = place.find(args, kwargs)
+            if is_concrete(type(leaf)):
+                if leaf.is_deleted():
                     raise _deleted(self.function, place.name(self.function, args))
-        if self.donated:
-            donated, args, kwargs = self._split(args, kwargs)
+                first = leaf if first is None else first
+        named: Any = {}
+        if self._donated_names:
+            named, kwargs = self._split(kwargs)
         # Two threads would give away the same arrays, and start collectives in different orders.
         with _ONE_AT_A_TIME:
             if self._lendings_seen != COUNTER.lendings:
                 keep_lent_arrays(self.written)
                 self._lendings_seen = COUNTER.lendings
+            cell = self._cell
+            written = cell.arrays
+            if written is None:
+                written = self._collect()
             if self._takes_turns:
-                TURNS.begin(self, follows_itself=bool(self.written))
-            new, result, done = self._jitted(
-                [variable._value for variable in self.written],
-                donated,
-                [variable._value for variable in self.read],
-                args,
-                kwargs,
-            )
-            if self._has_variables:
-                self._check_outermost(new, result)
-            for variable, value in zip(self.written, new, strict=True):
-                variable._value = value
+                given = written[0] if written else first if self.donated else None
+                if given is None or given is not TURNS.output or TURNS.in_a_row >= IN_FLIGHT:
+                    TURNS.settle()
+            read = [variable._value for variable in self.read] if self.read else []
+            new, result, output = self._jitted(written, named, read, kwargs, *args)
+            if new:
+                output = new[0]
+                if not is_concrete(type(output)):
+                    raise out_of_reach(self.written[0])
+                if cell.arrays is not None:
+                    cell.arrays = new
+                else:
+                    self._hand_out(new)
+            elif read:
+                self._check_outermost(result)
             if self._takes_turns:
-                output = new[0] if new else done
-                TURNS.started(self, output if _is_concrete(type(output)) else None)
+                if output is None:
+                    output = first_leaf(result)
+                TURNS.output = output if is_concrete(type(output)) else None
+                TURNS.in_a_row += 1
         return result
 
-    def _split(
-        self, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[list[Any], Sequence[Any], dict[str, Any]]:
-        """Take the donated arguments out, and leave None in their places."""
-        donated, kept, named = [], list(args), dict(kwargs)
-        for place in self.donated:
-            holder: Any = kept if isinstance(place, int) else named
-            donated.append(holder[place])
-            holder[place] = None
-        return donated, kept, named
+    def _watch(self) -> None:
+        """Look, in each call, at one leaf of each argument that may have been donated before."""
+        self._kinds_watched = len(_DONATED_KINDS)
+        self._watched = tuple(
+            place for kind in _DONATED_KINDS for place in self._first_leaves[kind]
+        )
 
-    def _check_outermost(self, new: Sequence[Any], result: Any) -> None:
+    def _collect(self) -> list[Any]:
+        return [variable._value for variable in self.written]
+
+    def _hand_out(self, new: list[Any]) -> None:
+        for variable, value in zip(self.written, new, strict=True):
+            variable._value = value
+
+    def _split(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Part named arguments into those that are donated and the others."""
+        named = {name: kwargs[name] for name in self._donated_names}
+        return named, {name: value for name, value in kwargs.items() if name not in named}
+
+    def _check_outermost(self, result: Any) -> None:
         """Refuse variables under `jax.jit`, which would keep their values as constants."""
-        if new:
-            if not _is_concrete(type(new[0])):
-                raise out_of_reach(self.written[0])
-            return
-        witness = next(iter(jax.tree.leaves(result)), None)
-        is_abstract = witness is not None and not _is_concrete(type(witness))
+        witness = first_leaf(result)
+        is_abstract = witness is not None and not is_concrete(type(witness))
         if is_abstract and is_staged(outermost_level()):
             raise out_of_reach(self.read[0])
 
     # -- building ---------------------------------------------------------------
 
     def _jit(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        # The parameters of `_body`: `written`, `named`, and those of `args` that are donated.
+        positions = (0, 1, *(4 + place for place in self.donated if isinstance(place, int)))
         if self._mesh is None:
-            return jax.jit(self._body, donate_argnums=(0, 1))
+            return jax.jit(self._body, donate_argnums=positions)
         mirrored = self._mesh.mirrored
-        donated: Sequence[Any] = ()
         args, kwargs = layouts(self._mesh, (tuple(args), kwargs))
-        if self.donated:
-            donated, args, kwargs = self._split(args, kwargs)
-        shardings = ([mirrored] * len(self.written), donated, [mirrored] * len(self.read))
-        return jax.jit(self._body, donate_argnums=(0, 1), in_shardings=(*shardings, args, kwargs))
+        named, kwargs = self._split(kwargs)
+        variables = [mirrored] * len(self.written), named, [mirrored] * len(self.read)
+        return jax.jit(
+            self._body, donate_argnums=positions, in_shardings=(*variables, kwargs, *args)
+        )
 
     def _body(
         self,
         written: Sequence[Any],
-        donated: Sequence[Any],
+        named: dict[str, Any],
         read: Sequence[Any],
-        args: Sequence[Any],
         kwargs: dict[str, Any],
+        *args: Any,
     ) -> tuple[list[Any], Any, Any]:
         """What JAX traces: once for each set of shapes."""
-        whole, named = list(args), dict(kwargs)
-        for place, value in zip(self.donated, donated, strict=True):
-            holder: Any = whole if isinstance(place, int) else named
-            holder[place] = value
-        leaves, structure = jax.tree.flatten((tuple(whole), named))
+        leaves, structure = jax.tree.flatten((args, {**kwargs, **named}))
         traced = self._trace(structure, leaves)
         values = dict(zip(self.written + self.read, [*written, *read], strict=True))
         new, result = traced.evaluate(values, leaves)
@@ -178,8 +200,9 @@ class Program:
         outputs = [by_variable.get(v, values[v]) for v in self.written]
         if self._mesh is not None:
             outputs = [jax.lax.with_sharding_constraint(x, self._mesh.mirrored) for x in outputs]
-        # What tells when the program has ended, where no variable does.
-        done = jnp.zeros((), jnp.bool_) if self._takes_turns and not outputs else None
+        # What tells when the program has ended, where no new state does.
+        has_state = outputs or self.donated
+        done = jnp.zeros((), jnp.bool_) if self._takes_turns and not has_state else None
         return outputs, result, done
 
     def _trace(self, structure: Any, leaves: Sequence[Any]) -> Traced:
@@ -203,18 +226,11 @@ class Program:
 
     def lower(self, args: Sequence[Any], kwargs: dict[str, Any]) -> jax.stages.Lowered:
         """Lower for inspection, as `jax.stages.Lowered`."""
-        donated: Sequence[Any] = ()
-        if self.donated:
-            donated, args, kwargs = self._split(args, kwargs)
+        named, kwargs = self._split(kwargs)
         written = [variable._value for variable in self.written]
         read = [variable._value for variable in self.read]
-        lowered: jax.stages.Lowered = self._jitted.lower(written, donated, read, args, kwargs)
+        lowered: jax.stages.Lowered = self._jitted.lower(written, named, read, kwargs, *args)
         return lowered
-
-
-# Whether objects of a type are arrays that exist: no tracers, and nothing of numpy. Kept for each
-# type, because `isinstance(x, jax.Array)` runs Python code, which is too slow for each step.
-_is_concrete: Callable[[type], bool] = functools.cache(lambda kind: issubclass(kind, jax.Array))
 
 
 def layouts(mesh: ReplicaMesh, tree: Any) -> Any:

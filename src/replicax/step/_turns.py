@@ -3,7 +3,7 @@
 XLA's collectives on the CPU block one pool thread for each waiting device. Two programs that do
 not depend on each other may then wait for one another's threads, and XLA aborts the process after
 40 s. So a program starts only when the one before it has ended, unless it needs what that one
-makes: a step that replaces variables follows itself without waiting, up to `IN_FLIGHT` times.
+makes: a step that replaces its state follows itself without waiting, up to `IN_FLIGHT` times.
 GPUs and TPUs run programs in the order in which they are started, and need no turns.
 """
 
@@ -16,27 +16,22 @@ IN_FLIGHT = 32
 
 
 class Turns:
-    """Which program ran last, and one of its outputs."""
+    """The program that was started last.
+
+    Attributes:
+        output: An array that it makes, or None. Who is given this array to reuse need not wait.
+        in_a_row: How many programs were started since the last wait.
+    """
+
+    __slots__ = ("in_a_row", "output")
 
     def __init__(self) -> None:
-        self.last: object = None
-        self._output: Any = None
-        self._in_a_row = 0
-
-    def begin(self, program: object, *, follows_itself: bool) -> None:
-        """Wait until ``program`` may start."""
-        if follows_itself and self.last is program and self._in_a_row < IN_FLIGHT:
-            return
-        self.settle()
-
-    def started(self, program: object, output: Any) -> None:
-        """Note that ``program`` was started, and an output that tells when it ends."""
-        self._in_a_row += 1
-        self.last, self._output = program, output
+        self.output: Any = None
+        self.in_a_row = 0
 
     def settle(self) -> None:
         """Wait until no program is under way."""
-        output, self._output, self._in_a_row = self._output, None, 0
+        output, self.output, self.in_a_row = self.output, None, 0
         if output is not None and not output.is_deleted():
             output.block_until_ready()
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from replicax import errors
 from replicax.values import _lending
+from replicax.values._cells import Cell
 from replicax.values._combine import as_array
 from replicax.values._distributed import Mirrored, PerReplica
 from replicax.values._frames import Frame, StrategyLike, current_frame, entered
@@ -76,7 +77,8 @@ class Variable(ArrayLike, metaclass=_VariableType):
         Array([1.5, 2.5], dtype=float32)
     """
 
-    _value: jax.Array
+    _cell: Cell
+    _slot: int = 0
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class Variable(ArrayLike, metaclass=_VariableType):
                     "`strategy.reduce`.",
                 )
             )
-        self._value = self._initial_array(initial_value, dtype)
+        self._cell = Cell([self._initial_array(initial_value, dtype)])
         _LIVE.add(self)
 
     def _initial_array(self, initial_value: Any, dtype: Any) -> jax.Array:
@@ -137,6 +139,22 @@ class Variable(ArrayLike, metaclass=_VariableType):
         if self.strategy is None:
             return array
         return self.strategy.replica_mesh.place_mirrored(array)
+
+    @property
+    def _value(self) -> jax.Array:
+        """The array of all replicas, without regard to contexts."""
+        array: jax.Array = self._cell.arrays[self._slot]  # type: ignore[index] # it is our cell
+        return array
+
+    @_value.setter
+    def _value(self, array: jax.Array) -> None:
+        self._cell.arrays[self._slot] = array  # type: ignore[index]
+
+    def __del__(self) -> None:
+        """Let go of the array, which other variables of the cell would keep alive."""
+        cell = getattr(self, "_cell", None)
+        if cell is not None and cell.arrays is not None:
+            cell.arrays[self._slot] = None
 
     # -- what it is ---------------------------------------------------------
 
