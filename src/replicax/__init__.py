@@ -4,6 +4,9 @@ A step that runs under a strategy gives the numbers that one device gives on the
 or it raises an error that names what differs.
 """
 
+import importlib as _importlib
+import typing as _typing
+
 from replicax import devices as devices
 from replicax import errors as errors
 from replicax.collectives import CommunicationImplementation as CommunicationImplementation
@@ -11,12 +14,15 @@ from replicax.collectives import CommunicationOptions as CommunicationOptions
 from replicax.collectives import ReduceOp as ReduceOp
 from replicax.devices import DeviceSpec as DeviceSpec
 from replicax.input import DistributedDataset as DistributedDataset
+from replicax.input import InputContext as InputContext
 from replicax.input import InputOptions as InputOptions
 from replicax.step import Function as Function
 from replicax.step import ReplicaContext as ReplicaContext
+from replicax.step import compute_average_loss as compute_average_loss
 from replicax.step import function as function
 from replicax.step import register_primitive as register_primitive
 from replicax.step import value_and_grad as value_and_grad
+from replicax.strategies import CentralStorageStrategy as CentralStorageStrategy
 from replicax.strategies import MirroredStrategy as MirroredStrategy
 from replicax.strategies import OneDeviceStrategy as OneDeviceStrategy
 from replicax.strategies import Strategy as Strategy
@@ -25,23 +31,42 @@ from replicax.strategies import get_replica_context as get_replica_context
 from replicax.strategies import get_strategy as get_strategy
 from replicax.strategies import has_strategy as has_strategy
 from replicax.strategies import in_cross_replica_context as in_cross_replica_context
+from replicax.values import AggregatingVariable as AggregatingVariable
 from replicax.values import DistributedValues as DistributedValues
+from replicax.values import IndexedSlices as IndexedSlices
 from replicax.values import Mirrored as Mirrored
 from replicax.values import MirroredVariable as MirroredVariable
 from replicax.values import PerReplica as PerReplica
+from replicax.values import SyncOnReadVariable as SyncOnReadVariable
 from replicax.values import Variable as Variable
 from replicax.values import VariableAggregation as VariableAggregation
 from replicax.values import VariableSynchronization as VariableSynchronization
+from replicax.verify import check_replicas_equal as check_replicas_equal
+
+if _typing.TYPE_CHECKING:
+    from replicax import checkpoint as checkpoint
+else:
+
+    def __getattr__(name: str) -> _typing.Any:
+        """Import `checkpoint` when it is first used: it loads Orbax, which takes a second."""
+        if name == "checkpoint":
+            return _importlib.import_module("replicax.checkpoint")
+        raise AttributeError(f"module 'replicax' has no attribute {name!r}")
+
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "AggregatingVariable",
+    "CentralStorageStrategy",
     "CommunicationImplementation",
     "CommunicationOptions",
     "DeviceSpec",
     "DistributedDataset",
     "DistributedValues",
     "Function",
+    "IndexedSlices",
+    "InputContext",
     "InputOptions",
     "Mirrored",
     "MirroredStrategy",
@@ -51,10 +76,14 @@ __all__ = [
     "ReduceOp",
     "ReplicaContext",
     "Strategy",
+    "SyncOnReadVariable",
     "ValueContext",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "check_replicas_equal",
+    "checkpoint",
+    "compute_average_loss",
     "devices",
     "errors",
     "function",

@@ -23,11 +23,15 @@ from ._reduce_op import ReduceOp as ReduceOp
 from ._rendezvous import Meet as Meet
 from ._rendezvous import Request as Request
 from ._rendezvous import run_replicas as run_replicas
+from ._turns import IN_FLIGHT as IN_FLIGHT
+from ._turns import TURNS as TURNS
 
 __all__ = [
+    "IN_FLIGHT",
     "KINDS",
     "PACK_BYTES",
     "SMALL_LEAF_BYTES",
+    "TURNS",
     "CollectiveKeys",
     "CommunicationImplementation",
     "CommunicationOptions",

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 
 from replicax.errors import ArgumentTypeError, CallSite, InvalidArgumentError, describe
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "merge_call")
+KINDS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "merge_call",
+    "create_variable",
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from replicax import errors
-from replicax.input._options import InputOptions
+from replicax.input._options import InputOptions, Remainder, checked_options
 from replicax.input._split import host_array, split_batch
 from replicax.values import PerReplica, ReplicaMesh, current_frame
 
@@ -26,6 +26,8 @@ class DistributedDataset:
         options: Input options.
         num_batches: Number of global batches of a pass, or None if unknown.
         is_iterator: Whether the source can be iterated only once.
+        split: Turns an element of the source into per-replica values, or None if no row is left;
+            called with the element, the mesh, the rule for remainders and the number of the step.
     """
 
     def __init__(
@@ -36,9 +38,10 @@ class DistributedDataset:
         num_batches: int | None,
         *,
         is_iterator: bool = False,
+        split: Callable[[Any, ReplicaMesh, Remainder, int], Any] = split_batch,
     ) -> None:
         self._source, self._mesh, self._options = source, mesh, options
-        self._num_batches = num_batches
+        self._num_batches, self._split = num_batches, split
         self._is_iterator, self._used_up = is_iterator, False
 
     def __iter__(self) -> Iterator[Any]:
@@ -63,7 +66,7 @@ class DistributedDataset:
             )
         batches = self._source()
         for step, batch in enumerate(batches):
-            split = split_batch(batch, self._mesh, self._options.remainder, step)
+            split = self._split(batch, self._mesh, self._options.remainder, step)
             if split is not None:
                 yield split
         self._used_up = self._is_iterator
@@ -84,14 +87,7 @@ def distribute(
     dataset: Any, mesh: ReplicaMesh, options: InputOptions | None = None
 ) -> DistributedDataset:
     """Share out the global batches of ``dataset``; see `Strategy.distribute_dataset`."""
-    options = InputOptions() if options is None else options
-    if not isinstance(options, InputOptions):
-        raise errors.ArgumentTypeError(
-            errors.describe(
-                f"`options` = {options!r} are not input options.",
-                fix="Pass `rx.InputOptions(...)`.",
-            )
-        )
+    options = checked_options(options)
     if isinstance(dataset, DistributedDataset):
         raise errors.InvalidArgumentError(
             errors.describe(
@@ -100,7 +96,7 @@ def distribute(
                 fix="Iterate it as it is.",
             )
         )
-    if _is_arrays(dataset):
+    if is_arrays(dataset):
         return _from_arrays(dataset, mesh, options)
     if options.global_batch_size is not None:
         raise errors.InvalidArgumentError(
@@ -123,7 +119,7 @@ def distribute(
     return DistributedDataset(lambda: iter(dataset), mesh, options, num_batches, is_iterator=once)
 
 
-def _is_arrays(dataset: Any) -> bool:
+def is_arrays(dataset: Any) -> bool:
     """Whether the dataset is a tree of arrays, not a list of batches or an iterator."""
     if isinstance(dataset, (np.ndarray, jax.Array)):
         return True

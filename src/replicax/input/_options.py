@@ -51,3 +51,21 @@ class InputOptions:
                     fix=f"Pass one of {', '.join(map(repr, get_args(Remainder)))}.",
                 )
             )
+
+
+def checked_options(options: InputOptions | None) -> InputOptions:
+    """Return the options, or the default ones for None.
+
+    Raises:
+        ArgumentTypeError: They are something else.
+    """
+    if options is None:
+        return InputOptions()
+    if isinstance(options, InputOptions):
+        return options
+    raise errors.ArgumentTypeError(
+        errors.describe(
+            f"`options` = {options!r} are not input options.",
+            fix="Pass `rx.InputOptions(...)`.",
+        )
+    )

@@ -76,7 +76,11 @@ def _placed(array: np.ndarray[Any, Any], share: int, mesh: ReplicaMesh) -> jax.A
         # A real row cannot bring a NaN or an infinity that the data does not hold.
         padding = np.broadcast_to(array[:1], (share * n - rows, *array.shape[1:]))
         array = np.concatenate([array, padding])
-    stacked = array.reshape((n, share, *array.shape[1:]))
+    return put_stacked(array.reshape((n, share, *array.shape[1:])), mesh)
+
+
+def put_stacked(stacked: np.ndarray[Any, Any], mesh: ReplicaMesh) -> jax.Array:
+    """Put row ``i`` of an array ``[num_replicas, ...]`` on replica ``i``."""
     return jax.make_array_from_callback(
         stacked.shape, mesh.stacked, lambda index: stacked[index or ()]
     )

@@ -4,6 +4,7 @@ Floor 4 of the design. The compiled runner traces a replica function once, prove
 program over all devices; the eager runner runs it once a replica, in turns.
 """
 
+from replicax.collectives import TURNS as TURNS
 from replicax.step._access import surrounding_trace as surrounding_trace
 from replicax.step._compiled_context import CompiledReplicaContext as CompiledReplicaContext
 from replicax.step._context import ReplicaContext as ReplicaContext
@@ -11,12 +12,13 @@ from replicax.step._context import SingleReplicaContext as SingleReplicaContext
 from replicax.step._function import Function as Function
 from replicax.step._function import function as function
 from replicax.step._gradients import value_and_grad as value_and_grad
+from replicax.step._losses import compute_average_loss as compute_average_loss
 from replicax.step._proof import register_primitive as register_primitive
 from replicax.step._results import is_counted as is_counted
 from replicax.step._run import mixed as mixed
 from replicax.step._run import require_cross_replica as require_cross_replica
 from replicax.step._run import run as run
-from replicax.step._turns import TURNS as TURNS
+from replicax.step._run import run_update as run_update
 
 __all__ = [
     "TURNS",
@@ -24,12 +26,14 @@ __all__ = [
     "Function",
     "ReplicaContext",
     "SingleReplicaContext",
+    "compute_average_loss",
     "function",
     "is_counted",
     "mixed",
     "register_primitive",
     "require_cross_replica",
     "run",
+    "run_update",
     "surrounding_trace",
     "value_and_grad",
 ]

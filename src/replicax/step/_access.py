@@ -8,14 +8,24 @@ otherwise asks its parent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from replicax import errors
 from replicax.collectives import Entry
-from replicax.values import PerReplica, Provenance, StrategyLike, Variable, VariableAccess
+from replicax.values import (
+    Frame,
+    PerReplica,
+    Provenance,
+    StrategyLike,
+    Variable,
+    VariableAccess,
+    current_frame,
+    entered,
+)
 from replicax.values._tracing import trace_level
 
 
@@ -35,8 +45,19 @@ class TracedVariables:
         self.stored: dict[Variable, errors.CallSite | None] = {}
         self._level = trace_level()
 
+    @property
+    def is_local(self) -> bool:
+        """Whether states are those of one replica."""
+        return self.parent is not None and self.parent.is_local
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        """Create a variable outside of the trace."""
+        if self.parent is None:
+            raise errors.InternalError("No function is being traced.")
+        return self.parent.create(make)
+
     def read(self, variable: Variable) -> jax.Array:
-        """Return the value at this level."""
+        """Return the state at this level."""
         if variable in self.values:
             value: jax.Array = self.values[variable]
             return value
@@ -63,6 +84,7 @@ class FunctionTrace(TracedVariables):
     Attributes:
         strategy: The strategy whose replicas the function runs on, once it is known.
         used: Variables that were read or written.
+        created: Variables that were created; the trace holds their first values as constants.
         entries: The collectives, in program order.
         mirrored: Results of runs that are proved mirrored, by identity, and whether a collective
             combined them.
@@ -73,6 +95,7 @@ class FunctionTrace(TracedVariables):
         self._function_id = function_id
         self.strategy: StrategyLike | None = None
         self.used: set[Variable] = set()
+        self.created: list[Variable] = []
         self.entries: list[Entry] = []
         self.mirrored: dict[int, tuple[Any, bool]] = {}
 
@@ -85,6 +108,16 @@ class FunctionTrace(TracedVariables):
         """Record a write, and note that the program needs the variable."""
         self.used.add(variable)
         super().store(variable, value, call_site)
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        """Create a variable outside of the trace, which is made anew afterwards."""
+        frame = current_frame()
+        strategy = frame.strategy if frame is not None else None
+        with jax.ensure_compile_time_eval(), entered(Frame(strategy)):
+            variable = make()
+        self.values[variable] = np.asarray(variable._value)
+        self.created.append(variable)
+        return variable
 
     def per_replica(self, stacked: Any, rows: Any, cause: str) -> PerReplica:
         """Wrap a varying result."""
@@ -128,6 +161,16 @@ class ForeignTrace(FunctionTrace):
         """Refuse."""
         del value, call_site
         raise out_of_reach(variable)
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        """Refuse."""
+        del make
+        raise errors.ContextError(
+            errors.describe(
+                "A variable was created under `jax.jit` or another JAX transformation.",
+                fix="Create it before, or decorate the function with `rx.function` instead.",
+            )
+        )
 
 
 def surrounding_trace(access: VariableAccess | None) -> FunctionTrace | None:

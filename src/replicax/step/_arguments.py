@@ -65,6 +65,29 @@ def check_run_arguments(strategy: StrategyLike, args: Any, kwargs: Any) -> None:
         )
 
 
+def check_merge_arguments(merge_fn: Any, args: Any, kwargs: Any) -> None:
+    """Check the form of what `ctx.merge_call` is given.
+
+    Raises:
+        ArgumentTypeError: No function, `args` no list or tuple, or `kwargs` no dictionary.
+    """
+    if not isinstance(args, (list, tuple)):
+        raise errors.ArgumentTypeError(
+            errors.describe(
+                f"merge_call: `args` must be a list or tuple, not {type(args).__name__}.",
+                fix="Pass one argument as `args=(value,)`.",
+            )
+        )
+    if not callable(merge_fn) or not isinstance(kwargs, (dict, type(None))):
+        raise errors.ArgumentTypeError(
+            errors.describe(
+                f"merge_call was given {merge_fn!r} with `kwargs` = {kwargs!r}.",
+                why="It takes a function and a dictionary.",
+                fix="Pass `merge_call(merge_fn, args=(value,), kwargs={...})`.",
+            )
+        )
+
+
 def flatten_arguments(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[list[Leaf], Any]:

@@ -26,12 +26,24 @@ class Outcome:
     template: tuple[Any, ...] = ()  # result leaves; arrays are None
     paths: tuple[str, ...] = ()  # of the result's array leaves
     written: dict[Variable, errors.CallSite | None] = field(default_factory=dict)
+    used_copies: frozenset[Variable] = frozenset()
     mask_was_used: bool = False
     entries: tuple[Entry, ...] = ()
 
 
 class Body:
-    """The replica function on flat lists of local arrays."""
+    """The replica function on flat lists of local arrays.
+
+    Args:
+        strategy: The strategy.
+        fn: The replica function.
+        leaves: The leaves of its arguments.
+        structure: Their structure.
+        padding: The padding of the arguments, or None.
+        surrounding: Variables as they are seen at the place of the call.
+        on_read: The sync-on-read variables within reach; their copies are the last arrays.
+        updating: Whether the function is that of `extended.update`.
+    """
 
     def __init__(
         self,
@@ -41,9 +53,13 @@ class Body:
         structure: Any,
         padding: Padding | None,
         surrounding: VariableAccess,
+        on_read: Sequence[Variable] = (),
+        *,
+        updating: bool = False,
     ) -> None:
         self.strategy, self.fn, self.leaves, self.structure = strategy, fn, leaves, structure
         self.padding, self.surrounding = padding, surrounding
+        self.on_read, self.updating = tuple(on_read), updating
         self.outcome = Outcome()
 
     def __call__(self, arrays: Sequence[jax.Array], real_rows: jax.Array | None) -> list[Any]:
@@ -57,13 +73,16 @@ class Body:
         if self.padding is not None:
             capacity = arrays[self.padding.position].shape[0]
         rows = LocalRows(capacity, real_rows)
-        variables = ReplicaVariables(self.surrounding, self.strategy)
+        copies = dict(zip(self.on_read, remaining, strict=True))
+        variables = ReplicaVariables(self.surrounding, self.strategy, copies)
         entries: list[Entry] = []
         context = CompiledReplicaContext(self.strategy, rows, variables, entries)
         args, kwargs = self.structure.unflatten(inputs)
-        with entered(Frame(self.strategy, replica=context, access=variables)):
-            result = self.fn(*args, **kwargs)
-        paths, values, structure = flatten_result(result)
+        replica = None if self.updating else context
+        with entered(
+            Frame(self.strategy, replica=replica, access=variables, updating=self.updating)
+        ):
+            paths, values, structure = flatten_result(self.fn(*args, **kwargs))
         arrays_out = [value for value in values if isinstance(value, jax.Array)]
         self.outcome = Outcome(
             structure,
@@ -74,6 +93,7 @@ class Body:
                 if isinstance(value, jax.Array)
             ),
             dict(variables.stored),
+            frozenset(variables.used_copies),
             rows.mask_was_used,
             tuple(entries),
         )

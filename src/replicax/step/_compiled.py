@@ -28,7 +28,15 @@ from replicax.step._proof import Source, prove
 from replicax.step._results import combined_outputs
 from replicax.step._unplaced import unplaced
 from replicax.step._written import check_writes, describe_source
-from replicax.values import AXIS, PerReplica, StrategyLike, VariableAccess, spread
+from replicax.values import (
+    AXIS,
+    PerReplica,
+    StrategyLike,
+    Variable,
+    VariableAccess,
+    live_variables,
+    spread,
+)
 
 
 def run_compiled(
@@ -38,6 +46,8 @@ def run_compiled(
     kwargs: dict[str, Any],
     trace: FunctionTrace,
     variables: VariableAccess,
+    *,
+    updating: bool = False,
 ) -> Any:
     """Trace, prove and emit one `strategy.run`.
 
@@ -48,6 +58,7 @@ def run_compiled(
         kwargs: Its named arguments.
         trace: The program that the run is part of.
         variables: Variables as they are seen at the place of the call.
+        updating: Whether it is an `extended.update`.
 
     Returns:
         The function's result: mirrored parts as plain arrays, the others as `PerReplica`.
@@ -63,18 +74,27 @@ def run_compiled(
     leaves, structure = flatten_arguments(fn, args, kwargs)
     operands = [_operand(strategy, leaf) for leaf in leaves if leaf.is_array or leaf.is_per_replica]
     padding = padding_of(leaves)
-    body = Body(strategy, fn, leaves, structure, padding, variables)
+    on_read = [v for v in live_variables() if v.is_on_read and v.strategy is strategy]
+    body = Body(strategy, fn, leaves, structure, padding, variables, on_read, updating=updating)
 
     local = [operand.local_aval for operand in operands]
+    local += [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in on_read]
     rows_aval = None if padding is None else jax.ShapeDtypeStruct((), jnp.int32)
     program = traced(body, local, rows_aval, strategy)
     outcome = body.outcome
+    operands += [_copy(v, variables, is_used=v in outcome.used_copies) for v in on_read]
     aligned: tuple[bool | None, ...] = ()
     if padding is not None:
         aligned = padding.row_aligned(body, local, rows_aval, program, strategy)
 
     causes = _proved(strategy, program, operands, padding)
-    check_writes(outcome.written, causes[len(outcome.paths) :])
+    count = len(outcome.paths)
+    # A sync-on-read variable has one value a replica, whether they differ or not.
+    causes[count:] = [
+        (cause or _OWN_VALUE) if variable.is_on_read else cause
+        for variable, cause in zip(outcome.written, causes[count:], strict=True)
+    ]
+    check_writes(outcome.written, causes[count:])
     if padding is not None:
         labels = [f"result{path}" for path in outcome.paths]
         labels += [f"variable `{variable.name}`" for variable in outcome.written]
@@ -94,7 +114,6 @@ def run_compiled(
         specs.append(PartitionSpec(AXIS))
     outputs = _emit(strategy, program, inputs, specs, causes)
     trace.entries.extend(outcome.entries)
-    count = len(outcome.paths)
     for (variable, site), value in zip(outcome.written.items(), outputs[count:], strict=True):
         variables.store(variable, value, site)
     is_combined = combined_outputs(program)
@@ -120,7 +139,7 @@ def _proved(
 class _Operand:
     """One array that goes into the mapped program."""
 
-    stacked_or_mirrored: Any
+    stacked_or_mirrored: Any  # None if the program does not use it
     local_aval: Any
     spec: PartitionSpec
     source: Source | None
@@ -140,6 +159,17 @@ def _operand(strategy: StrategyLike, leaf: Leaf) -> _Operand:
     return _Operand(stacked, aval, PartitionSpec(AXIS), Source(leaf.label, None))
 
 
+_OWN_VALUE = Source("what each replica writes to its own copy", None)
+
+
+def _copy(variable: Variable, variables: VariableAccess, *, is_used: bool) -> _Operand:
+    """The copies of a sync-on-read variable, one a replica."""
+    stacked = jnp.asarray(variables.read(variable)) if is_used else None
+    aval = jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+    source = Source(f"variable `{variable.name}`, which has one value a replica (ON_READ)", None)
+    return _Operand(stacked, aval, PartitionSpec(AXIS), source)
+
+
 def _emit(
     strategy: StrategyLike,
     program: Any,
@@ -147,13 +177,19 @@ def _emit(
     specs: Sequence[PartitionSpec],
     causes: Sequence[Source | None],
 ) -> list[Any]:
-    """Write the proved jaxpr into the surrounding program as a mapped one."""
+    """Write the proved jaxpr into the surrounding program as a mapped one.
 
-    def local_program(constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        local = [
+    Inputs that are None are not used by it.
+    """
+    used = [(x, spec) for x, spec in zip(inputs, specs, strict=True) if x is not None]
+
+    def local_program(constants: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+        rows = [
             jax.lax.squeeze(x, (0,)) if spec == PartitionSpec(AXIS) else x
-            for x, spec in zip(inputs, specs, strict=True)
+            for x, (_, spec) in zip(arrays, used, strict=True)
         ]
+        remaining = iter(rows)
+        local = [0 if x is None else next(remaining) for x in inputs]
         outputs = jax.core.eval_jaxpr(program.jaxpr, constants, *local)
         return [
             jax.lax.expand_dims(x, (0,)) if cause is not None else x
@@ -164,11 +200,11 @@ def _emit(
     mapped_program = jax.shard_map(
         local_program,
         mesh=strategy.replica_mesh.mesh,
-        in_specs=(PartitionSpec(), list(specs)),
+        in_specs=(PartitionSpec(), [spec for _, spec in used]),
         out_specs=out_specs,
         check_vma=False,
     )
-    return [unplaced(x) for x in mapped_program(list(program.consts), list(inputs))]
+    return [unplaced(x) for x in mapped_program(list(program.consts), [x for x, _ in used])]
 
 
 def _results(

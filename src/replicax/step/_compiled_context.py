@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,27 +13,65 @@ from replicax import errors
 from replicax.collectives import Entry, ReduceOp, mapped
 from replicax.step._access import TracedVariables, require_same_strategy
 from replicax.step._arguments import Leaf, check_components
-from replicax.step._context import Collective, ReplicaContext
+from replicax.step._collective import Collective
+from replicax.step._context import ReplicaContext
 from replicax.step._rows import LocalRows
-from replicax.values import AXIS, Frame, PerReplica, StrategyLike, Variable, VariableAccess, entered
+from replicax.values import (
+    AXIS,
+    Frame,
+    PerReplica,
+    StrategyLike,
+    Variable,
+    VariableAccess,
+    VariableAggregation,
+    entered,
+)
 from replicax.values._combine import over_elements
 
 
 class ReplicaVariables(TracedVariables):
-    """Variables as a traced replica function sees them."""
+    """Variables as a traced replica function sees them.
 
-    def __init__(self, parent: VariableAccess, strategy: StrategyLike) -> None:
-        super().__init__(parent)
+    Args:
+        parent: Where the values of mirrored variables come from.
+        strategy: The strategy whose replica it is.
+        copies: This replica's copies of sync-on-read variables.
+
+    Attributes:
+        used_copies: Those of `copies` that were read or written.
+    """
+
+    def __init__(
+        self, parent: VariableAccess, strategy: StrategyLike, copies: Mapping[Variable, Any]
+    ) -> None:
+        super().__init__(parent, copies)
         self._strategy = strategy
+        self.used_copies: set[Variable] = set()
+
+    @property
+    def is_local(self) -> bool:
+        """Yes."""
+        return True
 
     def read(self, variable: Variable) -> jax.Array:
         """Return this replica's copy."""
         require_same_strategy(variable, self._strategy, "read")
+        if variable.is_on_read:
+            self.used_copies.add(variable)
         return super().read(variable)
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        """Create a variable; its copy is a constant of this trace, which is made anew."""
+        variable = super().create(make)
+        if variable.is_on_read:
+            self.values[variable] = np.asarray(variable._value)[0]
+        return variable
 
     def store(self, variable: Variable, value: Any, call_site: errors.CallSite | None) -> None:
         """Record a write on this replica."""
         require_same_strategy(variable, self._strategy, "written")
+        if variable.is_on_read:
+            self.used_copies.add(variable)
         super().store(variable, value, call_site)
 
 
@@ -109,6 +147,21 @@ class CompiledReplicaContext(ReplicaContext):
         with entered(Frame(self.strategy, access=self._variables, merging=self)):
             result = merge_fn(self.strategy, *args, **kwargs)
         return jax.tree.map(inwards, result, is_leaf=lambda x: isinstance(x, PerReplica))
+
+    def create_variable(self, make: Callable[[], Variable], facts: dict[str, Any]) -> Variable:
+        """Create one variable for all replicas."""
+        del facts
+        return self._variables.create(make)
+
+    def combine_copies(self, aggregation: VariableAggregation, local: Any) -> Any:
+        """One value from the replicas' copies of a sync-on-read variable, in a merge call."""
+        if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return self._communicate(Collective("broadcast"), [local])[0]
+        return self.reduce_local(ReduceOp.parse(aggregation.value), local, ())
+
+    def own_copy(self, copies: Any) -> Any:
+        """This replica's row of copies `[num_replicas, ...]`."""
+        return jnp.asarray(copies)[jax.lax.axis_index(AXIS)]
 
     def reduce_local(self, op: ReduceOp, local: Any, axes: tuple[int, ...]) -> Any:
         """Reduce a per-replica value of a merge call, and ``axes`` of its components."""

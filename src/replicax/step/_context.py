@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -12,35 +11,12 @@ import jax.numpy as jnp
 
 from replicax import errors
 from replicax.collectives import CommunicationOptions, ReduceOp
+from replicax.step._arguments import check_merge_arguments
+from replicax.step._collective import Collective
 from replicax.step._rows import LocalRows
+from replicax.step._sparse import holds_sparse_rows, reduce_with_sparse_rows
 from replicax.values import Frame, Mirrored, PerReplica, StrategyLike, Variable, current_frame
 from replicax.values._combine import as_array
-
-
-@dataclass(frozen=True)
-class Collective:
-    """One collective as a replica asks for it.
-
-    Attributes:
-        kind: `all_reduce`, `all_gather`, `reduce_scatter` or `broadcast`.
-        op: The reduce op; without effect for the kinds that do not combine.
-        axis: The axis, for the kinds that join or cut.
-        source: The replica whose value all get, for `broadcast`.
-        options: How the value travels.
-        structure: The tree that the leaves come from; the same on all replicas.
-    """
-
-    kind: str
-    op: ReduceOp = ReduceOp.SUM
-    axis: int = 0
-    source: int = 0
-    options: CommunicationOptions = field(default_factory=CommunicationOptions)
-    structure: Any = None
-
-    @property
-    def op_name(self) -> str | None:
-        """Name of the reduce op, or None for the kinds that do not combine."""
-        return self.op.name if self.kind in {"all_reduce", "reduce_scatter"} else None
 
 
 class ReplicaContext:
@@ -109,13 +85,15 @@ class ReplicaContext:
         Args:
             op: `"sum"`, `"mean"` or a `ReduceOp`.
             value: A tree of arrays or numbers, with one structure, shapes and dtypes on all
-                replicas.
+                replicas. Of `rx.IndexedSlices` the eager runner takes any number of rows.
             options: How the value travels; by default the strategy's options.
 
         Returns:
-            The tree, mirrored. The mean of integers is float32.
+            The tree, mirrored. The mean of integers is float32. The rows of `rx.IndexedSlices`
+            are joined in replica order; a mean divides them by the number of replicas.
 
         Raises:
+            InvalidArgumentError: An unknown op, or MAX or MIN of `rx.IndexedSlices`.
             ContextError: Outside of the replica function that this context belongs to.
             CollectiveMismatchError: The replicas disagree on op, structure, shape or dtype.
         """
@@ -255,28 +233,20 @@ class ReplicaContext:
             CollectiveMismatchError: The replicas meet with different functions, or not all meet.
         """
         self._require_active("merge_call")
-        if not isinstance(args, (list, tuple)):
-            raise errors.ArgumentTypeError(
-                errors.describe(
-                    f"merge_call: `args` must be a list or tuple, not {type(args).__name__}.",
-                    fix="Pass one argument as `args=(value,)`.",
-                )
-            )
-        if not callable(merge_fn) or not isinstance(kwargs, (dict, type(None))):
-            raise errors.ArgumentTypeError(
-                errors.describe(
-                    f"merge_call was given {merge_fn!r} with `kwargs` = {kwargs!r}.",
-                    why="It takes a function and a dictionary.",
-                    fix="Pass `merge_call(merge_fn, args=(value,), kwargs={...})`.",
-                )
-            )
+        check_merge_arguments(merge_fn, args, kwargs)
         return self._merge(merge_fn, tuple(args), dict(kwargs or {}))
 
     # -- parts ----------------------------------------------------------------
 
     def _on_leaves(self, collective: Collective, value: Any) -> Any:
         self._require_active(collective.kind)
-        value = jax.tree.map(_plain, value, is_leaf=lambda x: isinstance(x, (Variable, Mirrored)))
+        value = jax.tree.map(
+            _plain, value, is_leaf=lambda x: isinstance(x, (Variable, Mirrored, PerReplica))
+        )
+        if collective.kind != "broadcast" and holds_sparse_rows(value):
+            return reduce_with_sparse_rows(
+                self._communicate, collective, value, self.num_replicas_in_sync
+            )
         structure: Any
         leaves, structure = jax.tree.flatten(value)
         collective = dataclasses.replace(collective, structure=structure)

@@ -20,11 +20,12 @@ import numpy as np
 
 from replicax.collectives import Meet, Request, local, run_replicas
 from replicax.step._arguments import Leaf, check_components, flatten_arguments
-from replicax.step._context import Collective
+from replicax.step._collective import Collective
 from replicax.step._eager_context import (
     EagerReplicaContext,
     check_same_function,
     check_same_parameters,
+    check_same_variable,
 )
 from replicax.step._eager_variables import EagerVariables, commit
 from replicax.step._jax_settings import current_settings, settings
@@ -42,6 +43,7 @@ from replicax.values import (
     regroup,
     same_bits,
 )
+from replicax.values import _deferred
 from replicax.values._lending import mark_lent
 
 _logger = logging.getLogger("replicax")
@@ -51,9 +53,15 @@ class _Run:
     """One `strategy.run` in the eager runner."""
 
     def __init__(
-        self, strategy: StrategyLike, fn: Callable[..., Any], args: Any, kwargs: Any
+        self,
+        strategy: StrategyLike,
+        fn: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        *,
+        updating: bool,
     ) -> None:
-        self.strategy, self.fn = strategy, fn
+        self.strategy, self.fn, self.updating = strategy, fn, updating
         self.mesh = strategy.replica_mesh
         self.leaves, self.structure = flatten_arguments(fn, args, kwargs)
         self.memory = _memory_of(fn)
@@ -84,7 +92,7 @@ class _Run:
                 names=[f"replica {i}" for i in range(len(bodies))],
             )
             combined = regroup(results, self._combined)
-            commit(self.strategy, self.variables)
+            commit(self.variables)
         except BaseException:
             self._undo_merges()
             raise
@@ -103,7 +111,12 @@ class _Run:
             self.strategy, LocalRows(may_differ=True), replica, meet, device
         )
         self.contexts[replica] = context
-        frame = Frame(self.strategy, replica=context, access=self.variables[replica])
+        frame = Frame(
+            self.strategy,
+            replica=None if self.updating else context,
+            access=self.variables[replica],
+            updating=self.updating,
+        )
         with settings(self.settings), jax.default_device(device), entered(frame):
             inputs = [
                 self._input(leaf, components, replica, device)
@@ -147,6 +160,10 @@ class _Run:
     def _serve(self, requests: list[Request]) -> list[Any]:
         if requests[0].entry.kind == "merge_call":
             return self._serve_merge(requests)
+        if requests[0].entry.kind == "create_variable":
+            check_same_variable(requests)
+            with entered(Frame(self.strategy)):
+                return [requests[0].payload[0]()] * len(requests)
         collective: Collective = requests[0].payload[0]
         per_replica = [request.payload[1] for request in requests]
         check_same_parameters(requests)
@@ -173,7 +190,7 @@ class _Run:
         args, kwargs = regroup([request.payload[1:] for request in requests], self._merge_argument)
         if not self.before_merges:
             self.before_merges = {variable: variable._value for variable in live_variables()}
-        commit(self.strategy, self.variables)
+        commit(self.variables)
         with entered(Frame(self.strategy, merging=self.contexts[0])):
             result = functions[0](self.strategy, *args, **kwargs)
 
@@ -236,9 +253,21 @@ def _hint_once() -> None:
 
 
 def run_eager(
-    strategy: StrategyLike, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    strategy: StrategyLike,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    updating: bool = False,
 ) -> Any:
     """Run ``fn`` once a replica, one replica at a time.
+
+    Args:
+        strategy: The strategy.
+        fn: The replica function, or that of `extended.update`.
+        args: Its arguments; per-replica values are unpacked.
+        kwargs: Its named arguments.
+        updating: Whether it is an `extended.update`.
 
     Returns:
         The combined results: arrays that agree in every bit are mirrored and come as one array,
@@ -249,5 +278,7 @@ def run_eager(
         CollectiveMismatchError: The replicas disagree in a collective, or in their number.
         StructureMismatchError: The results have different structures.
     """
-    _hint_once()
-    return _Run(strategy, fn, args, kwargs).execute()
+    if not updating:
+        _hint_once()
+    _deferred.settle()
+    return _Run(strategy, fn, args, kwargs, updating=updating).execute()

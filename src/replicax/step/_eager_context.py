@@ -13,9 +13,10 @@ import numpy as np
 
 from replicax import errors
 from replicax.collectives import Entry, Meet, ReduceOp, Request
-from replicax.step._context import Collective, ReplicaContext
+from replicax.step._collective import Collective
+from replicax.step._context import ReplicaContext
 from replicax.step._rows import LocalRows
-from replicax.values import StrategyLike
+from replicax.values import StrategyLike, Variable
 from replicax.values._combine import as_array
 
 
@@ -74,6 +75,12 @@ class EagerReplicaContext(ReplicaContext):
             shapes=tuple(array.shape for array in arrays),
             call_site=site,
         )
+
+    def create_variable(self, make: Callable[[], Variable], facts: dict[str, Any]) -> Variable:
+        """Meet the other replicas and create one variable for all."""
+        entry = self._entry("create_variable", None, (), errors.call_site())
+        variable: Variable = self._meet(Request(entry, (make, facts)))
+        return variable
 
     def _merge(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         inner = merge_fn.func if isinstance(merge_fn, functools.partial) else merge_fn
@@ -232,6 +239,30 @@ def check_same_parameters(requests: Sequence[Request]) -> None:
             table=errors.Table(("replica", "axis", "source", "at"), rows),
             why="They act together, so they must ask for the same.",
             fix="Use one axis and one source on all replicas.",
+        )
+    )
+
+
+def check_same_variable(requests: Sequence[Request]) -> None:
+    """Check that all replicas create the same variable.
+
+    Raises:
+        CollectiveMismatchError: With a row a replica.
+    """
+    facts = [request.payload[1] for request in requests]
+    if all(other == facts[0] for other in facts[1:]):
+        return
+    rows = [
+        (i, ", ".join(f"{k}={v}" for k, v in fact.items()), r.entry.call_site or "?")
+        for i, (fact, r) in enumerate(zip(facts, requests, strict=True))
+    ]
+    raise errors.CollectiveMismatchError(
+        errors.describe(
+            "The replicas create different variables.",
+            table=errors.Table(("replica", "variable", "at"), rows),
+            why="A variable that is created in replica context is one variable for all replicas.",
+            fix="Create the same variables in the same order on every replica, or before, under "
+            "`with strategy.scope():`.",
         )
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,16 @@ class EagerVariables:
         self.stored: dict[Variable, errors.CallSite | None] = {}
         self._level = trace_level()
 
+    @property
+    def is_local(self) -> bool:
+        """Yes: states are those of one replica."""
+        return True
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        """Refuse: replicas create variables together, through their contexts."""
+        del make
+        raise errors.InternalError("A replica tried to create a variable on its own.")
+
     def read(self, variable: Variable) -> jax.Array:
         """Return this replica's copy, on its device."""
         require_same_strategy(variable, self._strategy, "read")
@@ -40,9 +50,8 @@ class EagerVariables:
                 )
             )
         if variable not in self._copies:
-            copies = self._strategy.replica_mesh.components(variable._value)
             mark_lent(variable)  # The user may keep what was read here, beyond the run.
-            self._copies[variable] = copies[self._replica]
+            self._copies[variable] = variable._copies()[self._replica]
         return self._copies[variable]
 
     def store(self, variable: Variable, value: Any, call_site: errors.CallSite | None) -> None:
@@ -60,11 +69,10 @@ class EagerVariables:
         self.stored.clear()
 
 
-def commit(strategy: StrategyLike, replicas: Sequence[EagerVariables]) -> None:
-    """Check that the replicas wrote equal values, then write them; all or none.
+def commit(replicas: Sequence[EagerVariables]) -> None:
+    """Check that the replicas wrote equal values to mirrored variables, then write; all or none.
 
     Args:
-        strategy: The strategy.
         replicas: What each replica wrote, in replica order.
 
     Raises:
@@ -74,9 +82,10 @@ def commit(strategy: StrategyLike, replicas: Sequence[EagerVariables]) -> None:
     new: dict[Variable, jax.Array] = {}
     for variable in written:
         copies = [one.read(variable) for one in replicas]
-        if not all(same_bits(copies[0], other) for other in copies[1:]):
+        is_equal = all(same_bits(copies[0], other) for other in copies[1:])
+        if not variable.is_on_read and not is_equal:
             raise _differing(variable, replicas, copies)
-        new[variable] = strategy.replica_mesh.from_components(copies)
+        new[variable] = variable._state_from_copies(copies)
     for variable, value in new.items():
         variable._value = value
         variable._lent = False

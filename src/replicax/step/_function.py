@@ -124,8 +124,16 @@ class Function:
     # -- building programs ------------------------------------------------------
 
     def trace_program(self, structure: Any, leaves: Sequence[Any]) -> Traced:
-        """Trace the function and check what the trace returns."""
+        """Trace the function and check what the trace returns.
+
+        A trace that creates variables is made anew with them: as in tf.function, the Python code
+        is expected to create them the first time only.
+        """
         traced = trace(self.fn, structure, leaves, function_id=self._id)
+        if traced.created:
+            traced = trace(self.fn, structure, leaves, function_id=self._id)
+        if traced.created:
+            raise _created_again(traced.created, self.__name__)
         args, _ = structure.unflatten(leaves)
         check_returned_state(args, traced.form, self._donate, self._names(args), self.__name__)
         return traced
@@ -254,6 +262,19 @@ class Function:
 
     def __repr__(self) -> str:
         return f"<rx.function {self.__name__}>"
+
+
+def _created_again(created: Sequence[Variable], function: str) -> errors.ContextError:
+    names = ", ".join(f"`{variable.name}`" for variable in created)
+    return errors.ContextError(
+        errors.describe(
+            f"`{function}` creates variable {names} each time it is traced.",
+            why="A step is traced anew for other shapes; the new variable would start from its "
+            "initial value again.",
+            fix="Create it before, under `with strategy.scope():`; or once: `if self.w is None: "
+            "self.w = rx.Variable(...)`.",
+        )
+    )
 
 
 def _stacked(tree: Any, names: Sequence[str]) -> Any:

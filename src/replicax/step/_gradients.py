@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,12 +18,17 @@ from replicax.values._lending import lend
 class _Direct:
     """Access outside of every trace and replica."""
 
+    is_local = False
+
     def read(self, variable: Variable) -> jax.Array:
         return lend(variable)
 
     def store(self, variable: Variable, value: Any, call_site: errors.CallSite | None) -> None:
         del call_site
         variable._store_directly(value)
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        return make()
 
 
 def value_and_grad(
@@ -83,12 +89,7 @@ def value_and_grad(
 
         def inner(values: Sequence[Any], *args: Any) -> Any:
             overlay = TracedVariables(outer, dict(zip(leaves, values, strict=True)))
-            inside = Frame(
-                frame.strategy if frame is not None else None,
-                replica=frame.replica if frame is not None else None,
-                access=overlay,
-            )
-            with entered(inside):
+            with entered(dataclasses.replace(frame or Frame(None), access=overlay)):
                 result = fn(*args, **kwargs)
             value, aux = result if has_aux else (result, None)
             sites.update(overlay.stored)

@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 
 from replicax import errors
+from replicax.collectives import IN_FLIGHT, TURNS
 from replicax.step._access import out_of_reach
 from replicax.step._first_leaves import FirstLeaf, first_leaf, first_leaves, is_concrete, kinds_of
 from replicax.step._trace import Traced
-from replicax.step._turns import IN_FLIGHT, TURNS
 from replicax.values import PerReplica, ReplicaMesh, StrategyLike, Variable
-from replicax.values._cells import shared_cell
+from replicax.values._cells import Cell, shared_cell
 from replicax.values._lending import COUNTER, keep_lent_arrays
 from replicax.values._tracing import is_staged, outermost_level
 
@@ -79,8 +79,9 @@ class Program:
         self._kinds_watched = 0
         self._takes_turns = self._mesh is not None and self._mesh.is_cpu_simulation
         self._lendings_seen = -1
+        self._moves = any(variable._lies_elsewhere for variable in self.written + self.read)
         with _ONE_AT_A_TIME:
-            self._cell = shared_cell(self.written)
+            self._cell = Cell(None) if self._moves else shared_cell(self.written)
         self._jitted = self._jit(args, kwargs)
         _DONATED_KINDS.update(kinds_of(args, kwargs, self.donated))
 
@@ -124,6 +125,8 @@ class Program:
                 if given is None or given is not TURNS.output or TURNS.in_a_row >= IN_FLIGHT:
                     TURNS.settle()
             read = [variable._value for variable in self.read] if self.read else []
+            if self._moves:
+                read = [variable._for_program() for variable in self.read]
             new, result, output = self._jitted(written, named, read, kwargs, *args)
             if new:
                 output = new[0]
@@ -150,11 +153,11 @@ class Program:
         )
 
     def _collect(self) -> list[Any]:
-        return [variable._value for variable in self.written]
+        return [variable._for_program() for variable in self.written]
 
     def _hand_out(self, new: list[Any]) -> None:
-        for variable, value in zip(self.written, new, strict=True):
-            variable._value = value
+        for variable, state in zip(self.written, new, strict=True):
+            variable._from_program(state)
 
     def _split(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Part named arguments into those that are donated and the others."""
@@ -175,10 +178,10 @@ class Program:
         positions = (0, 1, *(4 + place for place in self.donated if isinstance(place, int)))
         if self._mesh is None:
             return jax.jit(self._body, donate_argnums=positions)
-        mirrored = self._mesh.mirrored
         args, kwargs = layouts(self._mesh, (tuple(args), kwargs))
         named, kwargs = self._split(kwargs)
-        variables = [mirrored] * len(self.written), named, [mirrored] * len(self.read)
+        written = [variable._sharding for variable in self.written]
+        variables = written, named, [variable._sharding for variable in self.read]
         return jax.jit(
             self._body, donate_argnums=positions, in_shardings=(*variables, kwargs, *args)
         )
@@ -199,7 +202,10 @@ class Program:
         by_variable = dict(zip(traced.written, new, strict=True))
         outputs = [by_variable.get(v, values[v]) for v in self.written]
         if self._mesh is not None:
-            outputs = [jax.lax.with_sharding_constraint(x, self._mesh.mirrored) for x in outputs]
+            outputs = [
+                jax.lax.with_sharding_constraint(x, variable._sharding)
+                for x, variable in zip(outputs, self.written, strict=True)
+            ]
         # What tells when the program has ended, where no new state does.
         has_state = outputs or self.donated
         done = jnp.zeros((), jnp.bool_) if self._takes_turns and not has_state else None
@@ -227,8 +233,8 @@ class Program:
     def lower(self, args: Sequence[Any], kwargs: dict[str, Any]) -> jax.stages.Lowered:
         """Lower for inspection, as `jax.stages.Lowered`."""
         named, kwargs = self._split(kwargs)
-        written = [variable._value for variable in self.written]
-        read = [variable._value for variable in self.read]
+        written = self._collect()
+        read = [variable._for_program() for variable in self.read]
         lowered: jax.stages.Lowered = self._jitted.lower(written, named, read, kwargs, *args)
         return lowered
 

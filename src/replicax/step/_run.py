@@ -40,6 +40,18 @@ def run(
     return run_eager(strategy, fn, args, kwargs or {})
 
 
+def run_update(
+    strategy: StrategyLike, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+) -> Any:
+    """Run the function of `extended.update` for each replica's copy of the variables."""
+    frame = current_frame()
+    access = frame.access if frame is not None else None
+    trace = surrounding_trace(access)
+    if trace is not None and access is not None:
+        return run_compiled(strategy, fn, args, kwargs, trace, access, updating=True)
+    return run_eager(strategy, fn, args, kwargs, updating=True)
+
+
 def require_cross_replica(strategy: StrategyLike, call: str) -> None:
     """Check that the current context is cross-replica, or outside of every scope.
 
@@ -50,8 +62,10 @@ def require_cross_replica(strategy: StrategyLike, call: str) -> None:
     frame = current_frame()
     if frame is None:
         return
-    if frame.replica is not None or (call == "run" and frame.merging is not None):
-        where = "in replica context" if frame.replica is not None else "in a merge function"
+    within = frame.merging is not None or frame.updating
+    if frame.replica is not None or (call == "run" and within):
+        where = "in a merge function" if frame.merging is not None else "in `extended.update`"
+        where = "in replica context" if frame.replica is not None else where
         raise errors.ContextError(
             errors.describe(
                 f"`strategy.{call}` was called {where}.",

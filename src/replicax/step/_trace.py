@@ -23,6 +23,7 @@ from replicax.values import (
     entered,
     live_variables,
 )
+from replicax.values import _deferred
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Traced:
         written: Those that it wrote, in the order of the first write.
         result: The structure of the result.
         form: The result with shapes for leaves.
+        created: Those that were created, which are constants in the jaxpr.
         strategy: The strategy whose replicas it runs on, or None.
         entries: The collectives that the replica functions asked for, in order.
     """
@@ -45,6 +47,7 @@ class Traced:
     variables: tuple[Variable, ...]
     used: frozenset[Variable]
     written: tuple[Variable, ...]
+    created: tuple[Variable, ...]
     result: Any
     form: Any
     strategy: StrategyLike | None
@@ -82,6 +85,7 @@ def trace(
         leaves: The argument leaves, or tracers for them.
         function_id: Marks per-replica results as coming from this function.
     """
+    _deferred.settle()
     variables = tuple(live_variables())
     facts: dict[str, Any] = {}
 
@@ -97,6 +101,7 @@ def trace(
         # Facts only: what holds a tracer must not outlive the trace.
         facts.update(
             used=frozenset(access.used),
+            created=tuple(access.created),
             written=tuple(access.stored),
             result=result_structure,
             form=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), result),
@@ -105,7 +110,7 @@ def trace(
         )
         return [access.values[variable] for variable in access.stored] + result_leaves
 
-    avals = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
+    avals = [jax.ShapeDtypeStruct(v._value.shape, v.dtype) for v in variables]
     jaxpr = jax.make_jaxpr(flat)(avals, list(leaves))
     return Traced(jaxpr=jaxpr, variables=variables, **facts)
 

@@ -19,7 +19,8 @@ def check_writes(
 
     Args:
         written: The variables and the lines where they are written.
-        causes: For each of them why its new value varies; None if it is proved mirrored.
+        causes: For each of them why its new value varies; None if it is proved mirrored. That of
+            a sync-on-read variable may vary.
 
     Raises:
         VaryingWriteError: Naming the variables, the lines, and what the values depend on.
@@ -27,7 +28,7 @@ def check_writes(
     bad = [
         (variable, site, cause)
         for (variable, site), cause in zip(written.items(), causes, strict=True)
-        if cause is not None
+        if cause is not None and not variable.is_on_read
     ]
     if not bad:
         return

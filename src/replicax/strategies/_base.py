@@ -19,7 +19,8 @@ from replicax.step import (
 )
 from replicax.strategies._aliases import TensorFlowAliases
 from replicax.strategies._cross_replica import CrossReplicaOperations
-from replicax.strategies._extended import StrategyExtended, ValueContext
+from replicax.strategies._extended import StrategyExtended
+from replicax.strategies._value_context import ValueContext
 from replicax.values import (
     Frame,
     PerReplica,
@@ -168,6 +169,43 @@ class Strategy(CrossReplicaOperations, TensorFlowAliases):
         """
         require_cross_replica(self, "distribute_dataset")
         return rx_input.distribute(dataset, self._mesh, options)
+
+    def distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[rx_input.InputContext], Any],
+        options: rx_input.InputOptions | None = None,
+    ) -> rx_input.DistributedDataset:
+        """Deal out the batches that a function makes: one a replica and step, in turn.
+
+        Each batch reaches one replica as it is. Where the last step has too few batches, the
+        other replicas get batches without rows; where the batches of a step differ in length,
+        they are padded and masked like the remainder of `distribute_dataset`.
+
+        Context: cross-replica, or outside of every scope.
+
+        Args:
+            dataset_fn: Gets an `rx.InputContext` and returns an iterable of one replica's
+                batches, trees of arrays `[B, ...]`. It is called once, here.
+            options: `rx.InputOptions`. With `remainder="drop"` the batches of a step are cut to
+                the shortest.
+
+        Returns:
+            An iterable of the same trees with `rx.PerReplica` leaves.
+
+        Examples:
+            >>> import numpy as np
+            >>> import replicax as rx
+            >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> def batches(context):
+            ...     rows = context.get_per_replica_batch_size(4)
+            ...     return [np.full(rows, i) for i in range(3)]
+            >>> for batch in strategy.distribute_datasets_from_function(batches):
+            ...     print([x.tolist() for x in strategy.local_results(batch)])
+            [[0, 0], [1, 1]]
+            [[2, 2], []]
+        """
+        require_cross_replica(self, "distribute_datasets_from_function")
+        return rx_input.from_function(dataset_fn, self._mesh, options)
 
     def distribute_values_from_function(self, fn: Callable[[ValueContext], Any]) -> Any:
         """Make a per-replica value by calling `fn` once a replica.

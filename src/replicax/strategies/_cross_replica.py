@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from replicax import errors
 from replicax.collectives import ReduceOp
@@ -17,15 +18,22 @@ from replicax.step import (
 )
 from replicax.step._arguments import Leaf, check_components
 from replicax.values import (
+    IndexedSlices,
     Mirrored,
     MirroredVariable,
     PerReplica,
     ReplicaMesh,
+    SyncOnReadVariable,
     Variable,
     current_frame,
     spread,
 )
 from replicax.values import _combine as combine
+from replicax.values import _indexed_slices as sparse
+
+
+def _is_leaf_or_sparse(value: Any) -> bool:
+    return combine.is_leaf(value) or sparse.is_sparse(value)
 
 
 class CrossReplicaOperations:
@@ -54,6 +62,11 @@ class CrossReplicaOperations:
         """Number of replicas that take each step together."""
         return self._mesh.num_replicas
 
+    @property
+    def parameter_device(self) -> jax.Device | None:
+        """The device that holds the variables, or None if each replica's does."""
+        return None
+
     def reduce(self, op: ReduceOp | str, value: Any, axis: Any) -> Any:
         """Combine the components of a per-replica value, and axes of each component.
 
@@ -68,11 +81,13 @@ class CrossReplicaOperations:
                 padding does not count.
 
         Returns:
-            The tree of arrays, mirrored. The mean of integers is float32.
+            The tree of arrays, mirrored. The mean of integers is float32. The rows of
+            `rx.IndexedSlices` are joined in replica order; a mean divides them by the number of
+            replicas.
 
         Raises:
             InvalidArgumentError: Unknown op, axis out of range, or a sum of a value that is not
-                known to belong to the replicas.
+                known to belong to the replicas; an axis, MAX or MIN for `rx.IndexedSlices`.
             CollectiveMismatchError: Different shapes without an axis.
 
         Examples:
@@ -89,7 +104,7 @@ class CrossReplicaOperations:
         return jax.tree.map(
             lambda leaf: self._reduce_leaf(parsed, leaf, axis),
             spread(value),
-            is_leaf=combine.is_leaf,
+            is_leaf=_is_leaf_or_sparse,
         )
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -117,7 +132,7 @@ class CrossReplicaOperations:
         require_cross_replica(self, "gather")
         self._take_turn()
         return jax.tree.map(
-            lambda leaf: self._gather_leaf(leaf, axis), spread(value), is_leaf=combine.is_leaf
+            lambda leaf: self._gather_leaf(leaf, axis), spread(value), is_leaf=_is_leaf_or_sparse
         )
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
@@ -156,6 +171,10 @@ class CrossReplicaOperations:
     # -- parts ---------------------------------------------------------------------
 
     def _reduce_leaf(self, op: ReduceOp, value: Any, axis: Any) -> Any:
+        if sparse.is_sparse(value):
+            return self._reduce_sparse(op, value, axis)
+        if isinstance(value, SyncOnReadVariable):
+            value = value.per_replica()
         self._check_count(value)
         if not isinstance(value, PerReplica):
             array, copies = self._common(value)
@@ -172,7 +191,33 @@ class CrossReplicaOperations:
             result = combine.reduce_components(op, components, axes)
         return self._placed(result)
 
+    def _reduce_sparse(self, op: ReduceOp, value: IndexedSlices, axis: Any) -> IndexedSlices:
+        """Join the rows of all replicas."""
+        sparse.require_additive(op, value, "strategy.reduce")
+        sparse.require_no_axis(value, axis)
+        if not isinstance(value.values, PerReplica):
+            rows, copies = self._common(value.values)
+            if op is ReduceOp.SUM:
+                combine.require_counted(rows, copies)
+            elif not isinstance(value.indices, PerReplica):
+                return value
+        rows, indices = (self._joined(part) for part in (value.values, value.indices))
+        if op is ReduceOp.MEAN:
+            rows = sparse.share_of_mean(rows, self.num_replicas_in_sync)
+        return IndexedSlices(self._placed(rows), self._placed(indices), value.dense_shape)
+
+    def _joined(self, part: Any) -> Any:
+        """The rows of all replicas; what is equal on all replicas counts once a replica."""
+        if not isinstance(part, PerReplica):
+            return jnp.concatenate([part] * self.num_replicas_in_sync)
+        sparse.require_known_lengths(part)
+        return self._gather_leaf(part, 0)
+
     def _gather_leaf(self, value: Any, axis: Any) -> Any:
+        if isinstance(value, SyncOnReadVariable):
+            value = value.per_replica()
+        if sparse.is_sparse(value):
+            raise sparse.not_gathered(value)
         if not isinstance(value, PerReplica):
             return value
         self._check_count(value)
@@ -218,6 +263,8 @@ class CrossReplicaOperations:
 
     def _components(self, value: Any) -> tuple[Any, ...] | None:
         """The components, or None if the value does not belong to replicas."""
+        if isinstance(value, SyncOnReadVariable):
+            value = value.per_replica()
         self._check_count(value)
         if isinstance(value, PerReplica):
             if value.local is not None:

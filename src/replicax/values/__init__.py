@@ -18,10 +18,13 @@ from replicax.values._frames import VariableAccess as VariableAccess
 from replicax.values._frames import current_frame as current_frame
 from replicax.values._frames import depth as depth
 from replicax.values._frames import entered as entered
+from replicax.values._indexed_slices import IndexedSlices as IndexedSlices
+from replicax.values._aggregating import AggregatingVariable as AggregatingVariable
 from replicax.values._kinds import VariableAggregation as VariableAggregation
 from replicax.values._kinds import VariableSynchronization as VariableSynchronization
 from replicax.values._mesh import AXIS as AXIS
 from replicax.values._mesh import ReplicaMesh as ReplicaMesh
+from replicax.values._sync_on_read import SyncOnReadVariable as SyncOnReadVariable
 from replicax.values._variable import MirroredVariable as MirroredVariable
 from replicax.values._variable import Variable as Variable
 from replicax.values._variable import live_variables as live_variables
@@ -29,14 +32,17 @@ from replicax.values._variable import live_variables as live_variables
 __all__ = [
     "AXIS",
     "UNKNOWN",
+    "AggregatingVariable",
     "DistributedValues",
     "Frame",
+    "IndexedSlices",
     "Mirrored",
     "MirroredVariable",
     "PerReplica",
     "Provenance",
     "ReplicaMesh",
     "StrategyLike",
+    "SyncOnReadVariable",
     "Variable",
     "VariableAccess",
     "VariableAggregation",

@@ -181,22 +181,33 @@ def reduce_common(op: ReduceOp, value: Any, axis: Any, copies: int) -> Any:
     """
     array = as_array(value)
     axes = checked_axes(axis, [array.shape])
-    if op is ReduceOp.SUM and copies == 0:
-        raise errors.InvalidArgumentError(
-            errors.describe(
-                f"reduce('sum', ...) was given {_kind(value)}, which is not a per-replica value.",
-                why="It is equal on every replica: made outside, or combined before (by "
-                "`all_reduce` or `global_mean`, say). Its sum over the replicas would count it "
-                "once a replica, which one device does not.",
-                fix="Use the value itself, or reduce with 'mean'. To count what each replica made "
-                "for itself, pass what `strategy.run` returned.",
-            )
-        )
+    if op is ReduceOp.SUM:
+        require_counted(value, copies)
     if axes:
         array = _OVER_ELEMENTS[op](array, axis=axes)
     elif op is ReduceOp.MEAN and not jnp.issubdtype(array.dtype, jnp.inexact):
         array = array.astype(jnp.float32)
     return array * copies if op is ReduceOp.SUM and copies > 1 else array
+
+
+def require_counted(value: Any, copies: int) -> None:
+    """Check that a sum over the replicas may count a value that is the same on all of them.
+
+    Raises:
+        InvalidArgumentError: It is unknown how many replicas hold it: ``copies`` is 0.
+    """
+    if copies:
+        return
+    raise errors.InvalidArgumentError(
+        errors.describe(
+            f"reduce('sum', ...) was given {_kind(value)}, which is not a per-replica value.",
+            why="It is equal on every replica: made outside, or combined before (by "
+            "`all_reduce` or `global_mean`, say). Its sum over the replicas would count it "
+            "once a replica, which one device does not.",
+            fix="Use the value itself, or reduce with 'mean'. To count what each replica made "
+            "for itself, pass what `strategy.run` returned.",
+        )
+    )
 
 
 def as_array(value: Any, what: str = "A value") -> jax.Array:

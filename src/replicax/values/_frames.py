@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import jax
 
     from replicax.errors import CallSite
+    from replicax.values._kinds import VariableAggregation
     from replicax.values._mesh import ReplicaMesh
     from replicax.values._variable import Variable
 
@@ -35,6 +36,10 @@ class StrategyLike(Protocol):
     def num_replicas_in_sync(self) -> int:
         """Number of replicas that take each step together."""
 
+    @property
+    def parameter_device(self) -> jax.Device | None:
+        """The device that holds the variables, or None if each replica's does."""
+
 
 class ReplicaContextLike(Protocol):
     """What a variable needs to know of a replica context: how to combine replicas' values."""
@@ -45,15 +50,39 @@ class ReplicaContextLike(Protocol):
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """Give one replica's value to all."""
 
+    def create_variable(self, make: Callable[[], Variable], facts: dict[str, Any]) -> Variable:
+        """Create one variable for all replicas, which `facts` describe."""
+
+
+class MergingContextLike(Protocol):
+    """What a variable needs to know of a replica context whose merge call is being served."""
+
+    def combine_copies(self, aggregation: VariableAggregation, local: Any) -> Any:
+        """One value from the replicas' copies of a sync-on-read variable."""
+
+    def own_copy(self, copies: Any) -> Any:
+        """This replica's row of copies ``[num_replicas, ...]``."""
+
 
 class VariableAccess(Protocol):
-    """How variables are read and written in a context."""
+    """How the states of variables are read and written in a context.
+
+    The state of a mirrored variable is its value. That of a sync-on-read variable is its copies
+    ``[num_replicas, ...]``, or one replica's copy where the access `is_local`.
+    """
+
+    @property
+    def is_local(self) -> bool:
+        """Whether states are those of one replica."""
 
     def read(self, variable: Variable) -> jax.Array:
-        """The value that the context sees."""
+        """The state that the context sees."""
 
-    def store(self, variable: Variable, value: Any, call_site: CallSite | None) -> None:
-        """Set the value that the context sees; shape and dtype have been checked."""
+    def store(self, variable: Variable, state: Any, call_site: CallSite | None) -> None:
+        """Set the state that the context sees; shape and dtype have been checked."""
+
+    def create(self, make: Callable[[], Variable]) -> Variable:
+        """Create a variable while the context is in force."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +94,19 @@ class Frame:
         replica: The replica context; None in cross-replica context.
         access: How variables are read and written; None means directly.
         merging: The replica context whose `merge_call` is being served; else None.
+        updating: Whether `extended.update` runs: variables are seen one copy at a time.
     """
 
     strategy: StrategyLike | None
     replica: ReplicaContextLike | None = None
     access: VariableAccess | None = None
-    merging: ReplicaContextLike | None = None
+    merging: Any = None
+    updating: bool = False
+
+    @property
+    def sees_one_copy(self) -> bool:
+        """Whether reads and writes of variables are those of one replica."""
+        return self.replica is not None or self.updating
 
 
 class _Stack(threading.local):

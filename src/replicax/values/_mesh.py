@@ -69,6 +69,19 @@ class ReplicaMesh:
         by_device = {shard.device: shard.data for shard in mirrored.addressable_shards}
         return tuple(by_device[device] for device in self.devices)
 
+    def rows(self, stacked: jax.Array) -> tuple[jax.Array, ...]:
+        """Row ``i`` of an array ``[num_replicas, ...]``, each on its replica's device."""
+        by_device = {shard.device: shard.data for shard in stacked.addressable_shards}
+        return tuple(by_device[device][0] for device in self.devices)
+
+    def from_rows(self, rows: Sequence[jax.Array]) -> jax.Array:
+        """One array ``[num_replicas, ...]`` from its rows, each moved to its replica's device."""
+        placed = [
+            jax.device_put(row[None], device) for row, device in zip(rows, self.devices, strict=True)
+        ]
+        shape = (self.num_replicas, *rows[0].shape)
+        return jax.make_array_from_single_device_arrays(shape, self.stacked, placed)
+
     def from_components(self, copies: Sequence[jax.Array]) -> jax.Array:
         """One mirrored array from equal copies, each of which is moved to its replica's device."""
         placed = jax.device_put(list(copies), list(self.devices))

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import weakref
-from typing import Any, Literal, NoReturn
+from collections.abc import Sequence
+from typing import Any, ClassVar, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from replicax import errors
-from replicax.values import _lending
+from replicax.values import _deferred, _lending
 from replicax.values._cells import Cell
-from replicax.values._combine import as_array
-from replicax.values._distributed import Mirrored, PerReplica
+from replicax.values._distributed import Mirrored
 from replicax.values._frames import Frame, StrategyLike, current_frame, entered
+from replicax.values._indexed import IndexedUpdates
+from replicax.values._initial import facts_of, initial_array
 from replicax.values._kinds import VariableAggregation, VariableSynchronization
 from replicax.values._operators import ArrayLike
-
-Update = Literal["assign", "assign_add", "assign_sub"]
+from replicax.values._writes import Update, applied, check_shape, checked
 
 _COUNT = itertools.count()
 _LIVE: weakref.WeakSet[Variable] = weakref.WeakSet()
+_KINDS: dict[str, type[Variable]] = {}
 
 
 def live_variables() -> list[Variable]:
@@ -31,32 +34,55 @@ def live_variables() -> list[Variable]:
 
 
 class _VariableType(type):
-    """Makes ``rx.Variable(...)`` return the kind of variable that the scope asks for."""
+    """Makes ``rx.Variable(...)`` return the kind of variable that the context asks for."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         frame = current_frame()
-        if cls is Variable and frame is not None and frame.strategy is not None:
-            return type.__call__(MirroredVariable, *args, **kwargs)
-        return super().__call__(*args, **kwargs)
+        if frame is None or frame.strategy is None:
+            return super().__call__(*args, **kwargs)
+        kind: Any = cls if cls is not Variable else _kind_for(frame.strategy, kwargs)
+        if frame.access is None:
+            return type.__call__(kind, *args, **kwargs)
+
+        def make() -> Any:
+            return type.__call__(kind, *args, **kwargs)
+
+        if frame.updating:
+            raise _created_in_update(kwargs.get("name"))
+        if frame.replica is not None:
+            return frame.replica.create_variable(make, facts_of(args, kwargs))
+        return frame.access.create(make)
 
 
-class Variable(ArrayLike, metaclass=_VariableType):
+def _kind_for(strategy: StrategyLike, kwargs: dict[str, Any]) -> type[Variable]:
+    asked = kwargs.get("synchronization", VariableSynchronization.AUTO)
+    if VariableSynchronization.parse(asked) is VariableSynchronization.ON_READ:
+        return _KINDS["on_read"]
+    return _KINDS["mirrored" if strategy.parameter_device is None else "aggregating"]
+
+
+class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
     """State that lives between steps, read with `value` and written with `assign`.
 
-    Inside `strategy.scope()` this makes a `MirroredVariable`: one copy a replica, always equal.
-    Outside of every scope it is one plain array.
+    Inside `strategy.scope()` this makes the variable that `synchronization` and the strategy ask
+    for: a `MirroredVariable`, a `SyncOnReadVariable` or, under `CentralStorageStrategy`, an
+    `AggregatingVariable`. Outside of every scope it is one plain array.
 
     * In replica context, reads give the replica's copy. What is written must be equal on all
       replicas unless `aggregation` says how to combine it: that is proved in `rx.function`, and
-      checked bit by bit in the eager runner.
+      checked bit by bit in the eager runner. Sync-on-read variables have one value a replica, and
+      each replica writes its own.
     * In cross-replica context, reads give the common value and writes reach all copies.
 
-    Context: any; creation in cross-replica context or outside. Collective: a write in replica
-    context with an aggregation, on all replicas in the same order.
+    A variable may also be created in replica context, once for all replicas, and while an
+    `rx.function` is traced the first time, if Python code remembers it (``if self.w is None:``).
+
+    Context: any. Collective: a write in replica context with an aggregation, and a creation there:
+    on all replicas in the same order.
 
     Args:
-        initial_value: An array, a number, or a function of no arguments that makes one. It is
-            copied. Python floats become float32, Python integers int32.
+        initial_value: An array, a number, or a function of no arguments that makes one, which is
+            called once. It is copied. Python floats become float32, Python integers int32.
         trainable: Whether optimizers and `rx.value_and_grad` should treat it as a weight.
         name: A name for messages; made unique by the caller if that matters.
         dtype: The dtype; by default that of the initial value.
@@ -65,8 +91,8 @@ class Variable(ArrayLike, metaclass=_VariableType):
 
     Raises:
         InvalidArgumentError: An option is unknown, or a mean of integers is asked for.
-        UnimplementedError: ON_READ synchronization.
-        ContextError: Creation in replica context or while a step is traced.
+        ContextError: Creation inside `extended.update`, or from a value that is being traced.
+        CollectiveMismatchError: The replicas create different variables.
 
     Examples:
         >>> import replicax as rx
@@ -75,10 +101,20 @@ class Variable(ArrayLike, metaclass=_VariableType):
         >>> v.assign_add([0.5, 0.5])
         >>> v.value
         Array([1.5, 2.5], dtype=float32)
+        >>> v.at[0].set(9.0)
+        >>> v.value
+        Array([9. , 2.5], dtype=float32)
     """
+
+    is_on_read: ClassVar[bool] = False
+    """Whether each replica has a value of its own."""
 
     _cell: Cell
     _slot: int = 0
+
+    def __init_subclass__(cls, kind: str | None = None) -> None:
+        if kind is not None:
+            _KINDS[kind] = cls
 
     def __init__(
         self,
@@ -97,52 +133,15 @@ class Variable(ArrayLike, metaclass=_VariableType):
         self.synchronization = VariableSynchronization.parse(synchronization)
         self.aggregation = VariableAggregation.parse(aggregation)
         frame = current_frame()
-        _require_creation_context(self.name, frame)
         self.strategy: StrategyLike | None = frame.strategy if frame is not None else None
-        if self.synchronization is VariableSynchronization.ON_READ:
-            raise errors.UnimplementedError(
-                errors.describe(
-                    f"Variable `{self.name}` asks for ON_READ synchronization.",
-                    why="Only variables that are synchronized when written exist so far.",
-                    fix="Return the per-replica value from the step and combine it with "
-                    "`strategy.reduce`.",
-                )
-            )
-        self._cell = Cell([self._initial_array(initial_value, dtype)])
+        value = initial_array(self.name, initial_value, dtype, self.aggregation)
+        self._cell = Cell([self._state_from(value)])
         _LIVE.add(self)
-
-    def _initial_array(self, initial_value: Any, dtype: Any) -> jax.Array:
-        if callable(initial_value):
-            initial_value = initial_value()
-        if isinstance(initial_value, PerReplica):
-            raise errors.InvalidArgumentError(
-                errors.describe(
-                    f"Variable `{self.name}` cannot start from {initial_value!r}.",
-                    why="All copies of a variable start from one value.",
-                    fix="Pass one array.",
-                )
-            )
-        if isinstance(initial_value, ArrayLike):
-            initial_value = initial_value.value
-        array = as_array(initial_value, f"The initial value of variable `{self.name}`")
-        array = jnp.array(array, dtype=dtype, copy=True)
-        if self.aggregation is VariableAggregation.MEAN and not jnp.issubdtype(
-            array.dtype, jnp.inexact
-        ):
-            raise errors.InvalidArgumentError(
-                errors.describe(
-                    f"Variable `{self.name}` of dtype {array.dtype} cannot have MEAN aggregation.",
-                    why="The mean of integers is not an integer.",
-                    fix="Use a floating dtype, or SUM or ONLY_FIRST_REPLICA.",
-                )
-            )
-        if self.strategy is None:
-            return array
-        return self.strategy.replica_mesh.place_mirrored(array)
+        _deferred.note_creation()
 
     @property
     def _value(self) -> jax.Array:
-        """The array of all replicas, without regard to contexts."""
+        """The state of all replicas, without regard to contexts."""
         array: jax.Array = self._cell.arrays[self._slot]  # type: ignore[index] # it is our cell
         return array
 
@@ -155,6 +154,55 @@ class Variable(ArrayLike, metaclass=_VariableType):
         cell = getattr(self, "_cell", None)
         if cell is not None and cell.arrays is not None:
             cell.arrays[self._slot] = None
+
+    # -- how the kinds differ -------------------------------------------------
+
+    def _state_from(self, value: jax.Array) -> jax.Array:
+        """The state in which every replica sees ``value``."""
+        return jnp.array(value, copy=True)
+
+    def _seen(self, state: jax.Array, frame: Frame | None) -> jax.Array:
+        """What a read gives in a context whose access gave ``state``."""
+        del frame
+        return state
+
+    def _combined(self, replica: Any, value: jax.Array) -> jax.Array:
+        """What a write of ``value`` on each replica means. Collective unless NONE."""
+        combined: jax.Array
+        if self.aggregation is VariableAggregation.NONE:
+            return value
+        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            combined = replica.broadcast(value)
+        else:
+            combined = replica.all_reduce(self.aggregation.value, value)
+        return combined
+
+    def _across(self, update: Update, operand: Any, state: Any, frame: Frame | None) -> Any:
+        """The new state after a write in cross-replica context."""
+        del frame
+        return applied(update, state, operand)
+
+    def _copies(self) -> tuple[jax.Array, ...]:
+        """The copy of each replica, on its device."""
+        return (self._value,)
+
+    def _state_from_copies(self, copies: Sequence[jax.Array]) -> jax.Array:
+        """The state that these copies make, of which those of a mirrored variable are equal."""
+        return copies[0]
+
+    @property
+    def _sharding(self) -> Any:
+        """How programs take and give the state."""
+        return None
+
+    _lies_elsewhere: ClassVar[bool] = False
+    """Whether the state has to be moved before and after each program."""
+
+    def _for_program(self) -> jax.Array:
+        return self._value
+
+    def _from_program(self, state: jax.Array) -> None:
+        self._value = state
 
     # -- what it is ---------------------------------------------------------
 
@@ -171,12 +219,12 @@ class Variable(ArrayLike, metaclass=_VariableType):
     @property
     def ndim(self) -> int:
         """Number of axes."""
-        return self._value.ndim
+        return len(self.shape)
 
     @property
     def size(self) -> int:
         """Number of elements."""
-        return self._value.size
+        return int(np.prod(self.shape, dtype=np.int64))
 
     # -- reading ------------------------------------------------------------
 
@@ -185,15 +233,24 @@ class Variable(ArrayLike, metaclass=_VariableType):
         """The value that the current context sees.
 
         Context: any. An array that was read outside of a step stays valid after later steps.
+
+        Raises:
+            InvalidArgumentError: Across replicas, of a sync-on-read variable without aggregation.
         """
         frame = current_frame()
         if frame is None or frame.access is None:
-            return _lending.lend(self)
-        return frame.access.read(self)
+            _deferred.settle()
+            return self._seen(_lending.lend(self), frame)
+        return self._seen(frame.access.read(self), frame)
 
     def read_value(self) -> jax.Array:
         """Return `value`, under the name that tf.distribute gives it."""
         return self.value
+
+    @property
+    def values(self) -> tuple[jax.Array, ...]:
+        """The copies, in replica order, each on its replica's device."""
+        return (self.value,)
 
     # -- writing ------------------------------------------------------------
 
@@ -219,72 +276,33 @@ class Variable(ArrayLike, metaclass=_VariableType):
 
     def _update(self, update: Update, value: Any) -> None:
         site = errors.call_site()
+        operand = checked(self, update, value)
+        check_shape(self, update, operand.shape)
+        self._write(update, operand, site)
+
+    def _write(self, update: Update, operand: Any, site: errors.CallSite | None) -> None:
+        """Write what was checked, as the context says."""
         frame = current_frame()
-        operand = self._checked(update, value)
-        if frame is not None and frame.replica is not None:
-            operand = self._aggregated(frame, operand)
-        if update != "assign":
-            before = self.value if frame is not None and frame.access is not None else self._value
-            operand = before + operand if update == "assign_add" else before - operand
+        if frame is not None and frame.sees_one_copy and frame.access is not None:
+            if not frame.updating:
+                operand = self._combined(frame.replica, operand)
+            before = frame.access.read(self) if update != "assign" else None
+            frame.access.store(self, applied(update, before, operand), site)
+        else:
+            self._change_across(
+                lambda state: self._across(update, operand, state, frame), frame, site
+            )
+
+    def _change_across(self, change: Any, frame: Frame | None, site: Any) -> None:
+        """Replace the state by a function of it in cross-replica context."""
         if frame is None or frame.access is None:
-            self._store_directly(operand)
+            _deferred.settle()
+            self._store_directly(change(self._value))
         else:
-            frame.access.store(self, operand, site)
+            frame.access.store(self, change(frame.access.read(self)), site)
 
-    def _aggregated(self, frame: Frame, value: jax.Array) -> jax.Array:
-        """Combine the replicas' values as the aggregation says. Collective unless NONE."""
-        replica: Any = frame.replica
-        if self.aggregation is VariableAggregation.NONE:
-            return value
-        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            combined: jax.Array = replica.broadcast(value)
-        else:
-            combined = replica.all_reduce(self.aggregation.value, value)
-        return combined
-
-    def _checked(self, update: Update, value: Any) -> jax.Array:
-        if isinstance(value, PerReplica):
-            raise errors.VaryingWriteError(
-                errors.describe(
-                    f"`{self.name}.{update}` was given {value!r} in cross-replica context.",
-                    why="The variable is mirrored: its copies are always equal, but the components "
-                    "of a per-replica value may differ.",
-                    fix="Reduce the value first: `strategy.reduce('mean', value, axis=None)`.",
-                )
-            )
-        if isinstance(value, ArrayLike):
-            value = value.value
-        given = getattr(value, "dtype", type(value).__name__)
-        array = as_array(value, f"The value given to `{self.name}.{update}`")
-        if update != "assign" and not jnp.issubdtype(self.dtype, np.number):
-            raise errors.InvalidArgumentError(
-                errors.describe(
-                    f"`{self.name}.{update}`: the variable has dtype {self.dtype}, which has no "
-                    "sums or differences.",
-                    fix="Compute the new value and use `assign`.",
-                )
-            )
-        if array.shape != self.shape:
-            raise errors.InvalidArgumentError(
-                errors.describe(
-                    f"`{self.name}.{update}` was given shape {array.shape}, but the variable has "
-                    f"shape {self.shape}.",
-                    fix="Shapes must be equal; use `jnp.broadcast_to` if you mean to broadcast.",
-                )
-            )
-        if not _fits(array, self.dtype):
-            raise errors.InvalidArgumentError(
-                errors.describe(
-                    f"`{self.name}.{update}` was given {given}, but the variable has dtype "
-                    f"{self.dtype}.",
-                    why="The conversion would lose information in silence.",
-                    fix=f"Convert it where you mean to: `value.astype({str(self.dtype)!r})`.",
-                )
-            )
-        return array if array.dtype == self.dtype else array.astype(self.dtype)
-
-    def _store_directly(self, value: Any) -> None:
-        if isinstance(value, jax.core.Tracer):
+    def _store_directly(self, state: Any) -> None:
+        if isinstance(state, jax.core.Tracer):
             raise errors.ContextError(
                 errors.describe(
                     f"Variable `{self.name}` was written under `jax.jit` or another "
@@ -295,12 +313,15 @@ class Variable(ArrayLike, metaclass=_VariableType):
                     "the value and assign it outside.",
                 )
             )
-        if self.strategy is not None:
-            value = self.strategy.replica_mesh.place_mirrored(value)
-        else:
-            value = jnp.array(value, copy=True)
-        self._value = value
+        self._value = self._placed(state)
         self._lent = False
+
+    def _placed(self, state: Any) -> jax.Array:
+        """A state as an array of its own, where it belongs."""
+        if self._sharding is None:
+            return jnp.array(state, copy=True)
+        placed: jax.Array = jax.device_put(state, self._sharding, may_alias=False)
+        return placed
 
     def __repr__(self) -> str:
         kind = type(self).__name__
@@ -309,15 +330,17 @@ class Variable(ArrayLike, metaclass=_VariableType):
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
         """A variable of the same strategy that holds the same value, and a copy of its own."""
         frame = current_frame()
-        outside = Frame(self.strategy, *((frame.replica, frame.access) if frame else ()))
-        with entered(outside):
+        inside = dataclasses.replace(frame, strategy=self.strategy) if frame is not None else None
+        with entered(inside or Frame(self.strategy)):
             copied: Variable = type(self)(
-                lambda: self.value,
+                lambda: self._copies()[0],
                 trainable=self.trainable,
                 name=self.name,
                 synchronization=self.synchronization,
                 aggregation=self.aggregation,
             )
+        if frame is None or frame.access is None:
+            copied._store_directly(self._value)
         memo[id(self)] = copied
         return copied
 
@@ -330,8 +353,8 @@ class Variable(ArrayLike, metaclass=_VariableType):
             errors.describe(
                 f"Variable `{self.name}` cannot be pickled.",
                 why="It lives on the devices of its strategy.",
-                fix="Save its value, `numpy.asarray(variable)`, and `assign` it to a variable "
-                "after loading.",
+                fix="Save it with `rx.checkpoint.Checkpoint`; or save its value, "
+                "`numpy.asarray(variable)`, and `assign` it to a variable after loading.",
             )
         )
 
@@ -342,38 +365,42 @@ class Variable(ArrayLike, metaclass=_VariableType):
         return self is other
 
 
-class MirroredVariable(Variable, Mirrored):
+class MirroredVariable(Variable, Mirrored, kind="mirrored"):
     """A variable with one copy a replica; the copies are always equal.
 
     `rx.Variable` makes it inside `strategy.scope()`.
     """
 
+    strategy: StrategyLike
+
+    def _state_from(self, value: jax.Array) -> jax.Array:
+        return self.strategy.replica_mesh.place_mirrored(value)
+
+    def _copies(self) -> tuple[jax.Array, ...]:
+        return self.strategy.replica_mesh.components(self._value)
+
+    def _state_from_copies(self, copies: Sequence[jax.Array]) -> jax.Array:
+        return self.strategy.replica_mesh.from_components(copies)
+
+    @property
+    def _sharding(self) -> Any:
+        return self.strategy.replica_mesh.mirrored
+
     @property
     def values(self) -> tuple[jax.Array, ...]:
         """The copies, in replica order, each on its replica's device."""
         frame = current_frame()
-        if self.strategy is None or (frame is not None and frame.access is not None):
-            return (self.value,) * (self.strategy.num_replicas_in_sync if self.strategy else 1)
-        return self.strategy.replica_mesh.components(_lending.lend(self))
+        if frame is not None and frame.access is not None:
+            return (self.value,) * self.strategy.num_replicas_in_sync
+        _lending.lend(self)
+        return self._copies()
 
 
-def _fits(array: jax.Array, dtype: Any) -> bool:
-    """Whether an array can become ``dtype`` without losing information."""
-    if array.dtype == dtype:
-        return True
-    if any(jnp.issubdtype(d, jax.dtypes.prng_key) for d in (array.dtype, dtype)):
-        return False
-    return bool(jnp.result_type(array, dtype) == dtype)
-
-
-def _require_creation_context(name: str, frame: Frame | None) -> None:
-    if frame is None or (frame.replica is None and frame.access is None):
-        return
-    where = "in replica context" if frame.replica is not None else "inside an rx.function"
-    raise errors.ContextError(
+def _created_in_update(name: str | None) -> errors.ContextError:
+    return errors.ContextError(
         errors.describe(
-            f"Variable `{name}` was created {where}.",
-            why="The function may be traced again or run once a replica, and would create it anew.",
-            fix="Create it before, under `with strategy.scope():`, and use it in the function.",
+            f"Variable `{name or '?'}` was created inside `extended.update`.",
+            why="The function there acts on one copy of a variable at a time.",
+            fix="Create it before, under `with strategy.scope():`.",
         )
     )

@@ -1,0 +1,172 @@
+"""Save and restore objects."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from replicax import errors
+from replicax.checkpoint._leaves import find_leaves
+from replicax.checkpoint._records import Record, data_of, record_of
+from replicax.checkpoint._restoration import Restoration, RestoreStatus, Saved
+from replicax.checkpoint._storage import local_path, read, require_writable, write
+from replicax.values import Frame, current_frame, entered
+
+_RESERVED = frozenset({"objects", "restore", "save"})
+
+
+class Checkpoint:
+    """Saves objects to a folder and restores them, on any number of replicas.
+
+    The objects are trees of variables, arrays (of JAX and NumPy) and Python numbers: models and
+    other objects, whose attributes are looked through, dictionaries, lists, tuples, dataclasses,
+    and pytrees such as the states of Optax. Each of these leaves has a path: ``model.dense.w``,
+    ``opt[0].mu['w']``. Everything else, such as a string, a function or a strategy, is left out.
+
+    * What is saved is the value across replicas: of a sync-on-read variable the sum, the mean or
+      replica 0's value, as its aggregation says. It can be restored into a variable of any kind
+      on any number of replicas, or into a plain array. A sync-on-read variable without aggregation
+      has no common value: its copies are saved, and go to the same number of replicas only.
+    * Variables are restored with `assign`. Arrays and numbers are replaced in the dictionary, list
+      or attribute that holds them, and stay on the devices of what they replace. A tuple or a
+      pytree that cannot be changed is replaced by a new one; given to `Checkpoint` as it is, the
+      new one is found under its name: ``checkpoint.state``.
+    * Values of variables that do not exist yet wait. When a variable appears among the objects, it
+      is given its value before it is first used from there.
+
+    Args:
+        **objects: The objects by name. The names `objects`, `restore` and `save` are taken.
+
+    Raises:
+        InvalidArgumentError: No object is given, or a name is taken.
+
+    Attributes:
+        objects: The objects by name; each is also an attribute.
+
+    Examples:
+        >>> import tempfile
+        >>> import replicax as rx
+        >>> folder = tempfile.mkdtemp()
+        >>> with rx.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        ...     seen = rx.Variable(7, synchronization="on_read", aggregation="sum")
+        >>> rx.checkpoint.Checkpoint(seen=seen, rate=0.5).save(folder)
+        >>> alone = rx.Variable(0)
+        >>> checkpoint = rx.checkpoint.Checkpoint(seen=alone, rate=0.0)
+        >>> _ = checkpoint.restore(folder).assert_consumed()
+        >>> int(alone), checkpoint.rate
+        (7, 0.5)
+    """
+
+    objects: dict[str, Any]
+    _restoration: Restoration | None = None
+
+    def __init__(self, **objects: Any) -> None:
+        taken = sorted(name for name in objects if name in _RESERVED or name.startswith("_"))
+        if taken or not objects:
+            what = f"was given an object named `{taken[0]}`" if taken else "was given no objects"
+            raise errors.InvalidArgumentError(
+                errors.describe(
+                    f"`Checkpoint` {what}.",
+                    why="The name is part of each path in the checkpoint, and an attribute.",
+                    fix="Give each object a name of its own: `Checkpoint(model=model)`. `objects`, "
+                    "`restore`, `save` and names that begin with `_` are taken.",
+                )
+            )
+        self.objects = objects
+
+    def __getattr__(self, name: str) -> Any:
+        objects = self.__dict__.get("objects", {})
+        if name in objects:
+            return objects[name]
+        # Python's own protocol: `hasattr` and `copy` expect this class.
+        raise AttributeError(
+            errors.describe(
+                f"The checkpoint has no object `{name}`.",
+                fix=f"Use one of {', '.join(map(repr, objects))}.",
+            )
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save all leaves of the objects.
+
+        The checkpoint at `path` is replaced once the new one is complete. If the process ends
+        before, the old one is still there.
+
+        Context: cross-replica, or outside of every scope; not inside an `rx.function`.
+
+        Args:
+            path: A folder of a local file system, which holds a checkpoint, is empty, or does not
+                exist.
+
+        Raises:
+            AlreadyExistsError: Something else is at `path`; it is not touched.
+            ContextError: In replica context, or inside an `rx.function`.
+            InvalidArgumentError: A per-replica value is among the leaves.
+        """
+        _require_context("save")
+        target = local_path(path)
+        require_writable(target)
+        with entered(Frame(None)):
+            leaves = find_leaves(self.objects)
+            values = {name: leaf.value for name, leaf in leaves.found.items()}
+            records = {name: record_of(name, value) for name, value in values.items()}
+            arrays = {
+                name: data_of(values[name], record)
+                for name, record in records.items()
+                if record.has_data
+            }
+        manifest = {
+            "leaves": {name: record.to_json() for name, record in records.items()},
+            "aliases": leaves.aliases,
+        }
+        write(target, manifest, arrays)
+
+    def restore(self, path: str | os.PathLike[str]) -> RestoreStatus:
+        """Restore all leaves of the objects; all of them or, with an error, none.
+
+        Values in the checkpoint that no object has a place for wait for variables. Another
+        `restore` of this `Checkpoint` ends the waiting of the one before.
+
+        Context: cross-replica, or outside of every scope; not inside an `rx.function`.
+
+        Args:
+            path: A path that was given to `save`.
+
+        Returns:
+            What was restored and what was not.
+
+        Raises:
+            NotFoundError: Nothing is at `path`.
+            InvalidArgumentError: Something else than a checkpoint is, or a leaf is missing in it or
+                has another shape or dtype; lists all of these.
+            DataLossError: The checkpoint cannot be read.
+            ContextError: In replica context, or inside an `rx.function`.
+        """
+        _require_context("restore")
+        source = local_path(path)
+        manifest, arrays = read(source)
+        records = {name: Record.from_json(fields) for name, fields in manifest["leaves"].items()}
+        saved = Saved(str(source), records, manifest["aliases"], arrays)
+        restoration = Restoration(self, saved)
+        restoration.begin(self._restoration)
+        self._restoration = restoration
+        return RestoreStatus(restoration)
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint of {', '.join(self.objects)}>"
+
+
+def _require_context(call: str) -> None:
+    frame = current_frame()
+    if frame is None or not (frame.sees_one_copy or frame.access is not None):
+        return
+    where = "in replica context" if frame.replica is not None else "inside an rx.function"
+    if frame.updating:
+        where = "inside `extended.update`"
+    raise errors.ContextError(
+        errors.describe(
+            f"`Checkpoint.{call}` was called {where}.",
+            why="A checkpoint holds the values across replicas, between steps.",
+            fix="Call it between the steps, where `strategy.run` is called.",
+        )
+    )

@@ -1,0 +1,158 @@
+"""What has parts, and how a part is put in place."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import sys
+import types
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.values import DistributedValues, Variable
+
+_NUMBERS = (bool, int, float, complex)
+# Objects of these hold no state of the user's; what is a pytree node is one all the same.
+_OPAQUE_PACKAGES = {*sys.stdlib_module_names, "jax", "jaxlib", "ml_dtypes", "numpy", "replicax"}
+_FUNCTIONS = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    functools.partial,
+)
+
+
+class Child(NamedTuple):
+    """One part of a container.
+
+    Attributes:
+        suffix: What the part adds to the path: ``.w``, ``[0]``, ``['w']``.
+        key: How the container knows the part.
+        value: The part.
+    """
+
+    suffix: str
+    key: Any
+    value: Any
+
+
+def is_leaf(value: object) -> bool:
+    """Whether ``value`` is a variable, an array, a Python number or a per-replica value."""
+    if isinstance(value, (Variable, DistributedValues, jax.Array)):
+        return True
+    if isinstance(value, (np.ndarray, np.generic)):
+        return jnp.issubdtype(value.dtype, np.number) or value.dtype == np.bool_
+    return type(value) in _NUMBERS
+
+
+def is_mutable(value: object) -> bool:
+    """Whether parts of ``value`` can be replaced in place."""
+    if isinstance(value, (dict, list, deque)):
+        return True
+    return _has_attributes(value) and not _is_frozen(value)
+
+
+def children(value: object) -> list[Child]:
+    """The parts of a container, in an order that does not depend on how it was filled.
+
+    Anything else, such as a string or a function, has none.
+    """
+    if isinstance(value, dict):
+        items = [Child(f"[{key!r}]", key, child) for key, child in value.items()]
+        return sorted(items, key=lambda child: child.suffix)
+    if isinstance(value, tuple) and (fields := _fields(value)) is not None:
+        return [Child(f".{name}", name, getattr(value, name)) for name in fields]
+    if isinstance(value, (list, deque, tuple)):
+        return [Child(f"[{index}]", index, child) for index, child in enumerate(value)]
+    if _has_attributes(value):
+        return [Child(f".{name}", name, child) for name, child in _attributes(value)]
+    if _is_pytree_node(value):
+        parts, _ = _parts(value)
+        return [
+            Child(jax.tree_util.keystr(path), index, child)
+            for index, (path, child) in enumerate(parts)
+        ]
+    return []
+
+
+def put(container: Any, key: Any, value: Any) -> None:
+    """Replace a part of a mutable container."""
+    if isinstance(container, (dict, list, deque)):
+        container[key] = value
+    else:
+        setattr(container, key, value)
+
+
+def rebuilt(container: Any, changed: Mapping[Any, Any]) -> Any:
+    """A container like the given immutable one, with other parts."""
+    if isinstance(container, tuple):
+        fields = _fields(container)
+        keys = fields if fields is not None else range(len(container))
+        parts = [changed.get(key, part) for key, part in zip(keys, container, strict=True)]
+        return type(container)(parts) if fields is None else type(container)(*parts)
+    if _has_attributes(container):
+        twin = copy.copy(container)
+        for name, part in changed.items():
+            object.__setattr__(twin, name, part)  # it is frozen to others, and new
+        return twin
+    nodes, structure = _parts(container)
+    return structure.unflatten([changed.get(i, part) for i, (_, part) in enumerate(nodes)])
+
+
+def _fields(value: tuple[Any, ...]) -> tuple[str, ...] | None:
+    """The names of a named tuple's parts; None for another tuple."""
+    names: tuple[str, ...] | None = getattr(type(value), "_fields", None)
+    return names
+
+
+def _has_attributes(value: object) -> bool:
+    """Whether ``value`` is an object whose attributes are its parts."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return True
+    if value is None or isinstance(value, (*_FUNCTIONS, dict, list, deque, tuple, str, bytes)):
+        return False
+    if isinstance(value, types.SimpleNamespace):
+        return True
+    if any(cls.__module__.partition(".")[0] in _OPAQUE_PACKAGES for cls in _own_classes(value)):
+        return False
+    return not _is_pytree_node(value)
+
+
+def _own_classes(value: object) -> tuple[type, ...]:
+    """The classes that make the object what it is, but those that nearly every object has."""
+    return tuple(
+        cls
+        for cls in type(value).__mro__
+        if cls is not object and cls.__module__ not in {"abc", "typing", "collections.abc"}
+    )
+
+
+def _attributes(value: object) -> list[tuple[str, Any]]:
+    names = set(getattr(value, "__dict__", ()))
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        names |= {slots} if isinstance(slots, str) else set(slots)
+    names = {name for name in names if not name.startswith("__")}
+    return [(name, getattr(value, name)) for name in sorted(names) if hasattr(value, name)]
+
+
+def _is_frozen(value: Any) -> bool:
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    return parameters is not None and parameters.frozen
+
+
+def _is_pytree_node(value: object) -> bool:
+    return value is not None and not jax.tree_util.all_leaves([value])
+
+
+def _parts(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    """The leaves of a node, however deep: what lies between may be made while it is flattened."""
+    return jax.tree_util.tree_flatten_with_path(node, is_leaf=is_leaf)

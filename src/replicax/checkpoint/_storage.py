@@ -1,0 +1,189 @@
+"""Checkpoints on disk: a folder of commits, of which the latest counts.
+
+Orbax writes each commit under another name and renames it when it is complete. So there is no
+moment without a complete checkpoint once there was one, whenever the process ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp  # type: ignore[import-untyped]
+
+from replicax import errors
+
+FORMAT = "replicax.checkpoint"
+VERSION = 1
+
+_COMMIT = re.compile(r"commit-(\d{6,})")
+_LOGGER = logging.getLogger("replicax")
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """The absolute path that the user means.
+
+    Raises:
+        ArgumentTypeError: `path` is no path.
+        UnimplementedError: It is the address of a remote store.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise errors.ArgumentTypeError(
+            errors.describe(
+                f"`path` = {path!r} is not a path.", fix="Pass a string or a `pathlib.Path`."
+            )
+        )
+    text = os.fspath(path)
+    if "://" in text:
+        raise errors.UnimplementedError(
+            errors.describe(
+                f"`path` = {text!r} is the address of a remote store.",
+                why="Checkpoints are committed by renaming a folder of a file system.",
+                fix="Pass a path of a local or mounted file system, and copy the folder.",
+            )
+        )
+    return Path(text).absolute()
+
+
+def require_writable(path: Path) -> None:
+    """Make sure that nothing but a checkpoint of ours would be replaced.
+
+    Raises:
+        AlreadyExistsError: Something else is there.
+    """
+    foreign = _foreign(path)
+    if foreign is not None:
+        raise errors.AlreadyExistsError(
+            errors.describe(
+                f"`path` = {str(path)!r} exists and is no checkpoint: {foreign}.",
+                why="Saving replaces only a checkpoint or an empty folder. Nothing was changed.",
+                fix="Pass another path, or remove what is there.",
+            )
+        )
+
+
+def write(path: Path, manifest: dict[str, Any], arrays: Arrays) -> None:
+    """Commit a checkpoint, and only then remove those that stood there before.
+
+    Args:
+        path: Checked by `require_writable`.
+        manifest: What JSON can say.
+        arrays: The arrays by name, none of them empty.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        number = max(_commits(path), default=0) + 1
+        commit = path / f"commit-{number:06d}"
+        _remove_all_but(path, set(_commits(path).values()))
+        items = {"manifest": ocp.args.JsonSave({"format": FORMAT, "version": VERSION, **manifest})}
+        if arrays:
+            items["arrays"] = ocp.args.StandardSave(arrays)
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+            checkpointer.save(commit, args=ocp.args.Composite(**items))
+        _remove_all_but(path, {commit})
+    except Exception as error:
+        mapped = errors.from_exception(error)
+        mapped.add_note(f"while saving a checkpoint to {str(path)!r}")
+        raise mapped from error
+
+
+def read(path: Path) -> tuple[dict[str, Any], Arrays]:
+    """The manifest and the arrays of the latest commit.
+
+    Raises:
+        NotFoundError: There is nothing at `path`.
+        InvalidArgumentError: There is something else than a checkpoint.
+        DataLossError: The checkpoint cannot be read.
+    """
+    while True:
+        commit = _latest(path)
+        try:
+            return _read_commit(commit)
+        except errors.ReplicaxError:
+            raise
+        except Exception as error:
+            if commit == _latest(path):  # else another process has just replaced it
+                raise errors.DataLossError(
+                    errors.describe(
+                        f"The checkpoint at {str(path)!r} cannot be read: "
+                        f"{type(error).__name__}: {error}",
+                        why="Its files were changed or lost after it was committed.",
+                        fix="Restore another checkpoint, or a copy of this one.",
+                    )
+                ) from error
+
+
+def _read_commit(commit: Path) -> tuple[dict[str, Any], Arrays]:
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        wanted = ocp.args.Composite(manifest=ocp.args.JsonRestore())
+        manifest = dict(checkpointer.restore(commit, args=wanted).manifest)
+        if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
+            raise errors.InvalidArgumentError(
+                errors.describe(
+                    f"The checkpoint at {str(commit.parent)!r} has the format "
+                    f"{manifest.get('format')!r}, version {manifest.get('version')!r}.",
+                    why=f"This release reads {FORMAT!r}, version {VERSION}.",
+                    fix="Use the release that wrote it.",
+                )
+            )
+        if not (commit / "arrays").exists():
+            return manifest, {}
+        wanted = ocp.args.Composite(arrays=ocp.args.StandardRestore())
+        arrays = checkpointer.restore(commit, args=wanted).arrays
+        return manifest, {name: np.asarray(array) for name, array in arrays.items()}
+
+
+def _latest(path: Path) -> Path:
+    if not path.exists():
+        raise errors.NotFoundError(
+            errors.describe(
+                f"There is no checkpoint at `path` = {str(path)!r}: nothing is there.",
+                fix="Pass the path that was given to `save`.",
+            )
+        )
+    foreign = _foreign(path)
+    if foreign is None and (commits := _commits(path)):
+        return commits[max(commits)]
+    found = foreign or (
+        "only what a save left that did not end" if any(path.iterdir()) else "an empty folder"
+    )
+    raise errors.InvalidArgumentError(
+        errors.describe(
+            f"`path` = {str(path)!r} is no checkpoint: {found}.",
+            fix="Pass the path that was given to `save`.",
+        )
+    )
+
+
+def _commits(path: Path) -> dict[int, Path]:
+    """The complete commits by number."""
+    matches = ((_COMMIT.fullmatch(entry.name), entry) for entry in path.iterdir())
+    return {int(match[1]): entry for match, entry in matches if match and entry.is_dir()}
+
+
+def _foreign(path: Path) -> str | None:
+    """What stands at a path, in words, if it is neither ours, nor empty, nor nothing."""
+    if not path.is_dir():
+        return "a file" if os.path.lexists(path) else None
+    names = sorted(entry.name for entry in path.iterdir() if not _COMMIT.match(entry.name))
+    if not names:
+        return None
+    listed = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")  # noqa: PLR2004
+    return f"a folder with {listed}"
+
+
+def _remove_all_but(path: Path, kept: set[Path]) -> None:
+    for entry in path.iterdir():
+        if entry in kept:
+            continue
+        try:
+            shutil.rmtree(entry)
+        except OSError as error:  # the new checkpoint counts all the same
+            _LOGGER.warning("An old checkpoint is left at %s: %s", entry, error)

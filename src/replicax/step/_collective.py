@@ -1,0 +1,38 @@
+"""One collective as a replica asks for it, in either runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from replicax.collectives import CommunicationOptions, ReduceOp
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective as a replica asks for it.
+
+    Attributes:
+        kind: `all_reduce`, `all_gather`, `reduce_scatter` or `broadcast`.
+        op: The reduce op; without effect for the kinds that do not combine.
+        axis: The axis, for the kinds that join or cut.
+        source: The replica whose value all get, for `broadcast`.
+        options: How the value travels.
+        structure: The tree that the leaves come from; the same on all replicas.
+        joined_for: The reduce op of the sparse rows that an `all_gather` joins, or None.
+    """
+
+    kind: str
+    op: ReduceOp = ReduceOp.SUM
+    axis: int = 0
+    source: int = 0
+    options: CommunicationOptions = field(default_factory=CommunicationOptions)
+    structure: Any = None
+    joined_for: ReduceOp | None = None
+
+    @property
+    def op_name(self) -> str | None:
+        """Name of the reduce op, or None for the kinds that do not combine."""
+        if self.joined_for is not None:
+            return self.joined_for.name
+        return self.op.name if self.kind in {"all_reduce", "reduce_scatter"} else None
