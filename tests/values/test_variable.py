@@ -83,11 +83,6 @@ def test_unknown_options_list_the_known_ones(options):
         rx.Variable(1.0, **options)
 
 
-def test_on_read_is_not_there_yet():
-    with pytest.raises(rx.errors.UnimplementedError, match=r"`w`.*ON_READ.*\n(.*\n)*.*reduce"):
-        rx.Variable(1.0, name="w", synchronization=rx.VariableSynchronization.ON_READ)
-
-
 @pytest.mark.parametrize("value", [1, True])
 def test_a_mean_of_integers_is_refused(value):
     with pytest.raises(rx.errors.InvalidArgumentError, match=r"`n`.*MEAN"):
@@ -103,16 +98,6 @@ def test_what_is_no_array_is_refused(value):
 def test_a_per_replica_value_is_no_initial_value():
     with pytest.raises(rx.errors.InvalidArgumentError, match="start from one value"):
         rx.Variable(rx.PerReplica([1.0, 2.0]))
-
-
-def test_creation_in_a_replica_is_refused(run):
-    with pytest.raises(rx.errors.ContextError, match=r"`late` was created in replica context"):
-        run(lambda: rx.Variable(1.0, name="late"))
-
-
-def test_creation_in_a_function_is_refused():
-    with pytest.raises(rx.errors.ContextError, match=r"inside an rx\.function"):
-        rx.function(lambda: rx.Variable(1.0))()
 
 
 # --- independence of its source ----------------------------------------------------------------
@@ -260,11 +245,6 @@ def test_a_variable_outside_of_a_scope_can_be_copied():
     twin = copy.deepcopy(w)
     twin.assign(2.0)
     assert (float(w), float(twin), twin.strategy) == (1.0, 2.0, None)
-
-
-def test_a_copy_in_a_replica_is_refused(run, w):
-    with pytest.raises(rx.errors.ContextError, match="was created in replica context"):
-        run(lambda: copy.deepcopy(w))
 
 
 def test_it_cannot_be_pickled(w):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,6 +57,12 @@ def diverged(value):
     return str(caught.value)
 
 
+def rows(message):
+    """The cells of the table, a row for each copy that differs."""
+    lines = [line for line in message.splitlines() if line.startswith("  ")]
+    return [re.split(r"\s{2,}", line.strip()) for line in lines[1:]]
+
+
 # --- what differs -----------------------------------------------------------------------------
 
 
@@ -66,10 +74,16 @@ def test_one_element_of_any_dtype(four, dtype, replica):
 
     rx.check_replicas_equal(mirrored(four, usual))
     message = diverged(mirrored(four, usual, replica=replica, other=other))
-    (row,) = [line.split() for line in message.splitlines() if "1 of 6" in line]
-    assert row[:5] == ["the", "value", f"{dtype}[2,", "3]", str(replica)]
-    assert row[9] == ("1" if dtype != "uint4" else "1")
-    assert row[-2:] == ["[1,", "2]"]
+    (row,) = rows(message)
+    assert row[:5] == [
+        "the value",
+        f"{dtype}[2, 3]",
+        str(replica),
+        "1" if replica == 0 else "0",
+        "1 of 6",
+    ]
+    assert row[5].startswith("1 (")
+    assert row[6] == "[1, 2]"
 
 
 def test_one_bool(four):
@@ -156,12 +170,17 @@ def test_signs_of_zero_and_the_bits_of_nan(four):
 
 def test_the_largest_difference_is_shown(four):
     usual = jnp.array([1.0, 2.0, 3.0, np.inf])
-    message = diverged(mirrored(four, usual, replica=1, other=jnp.array([1.5, 2.0, -1.0, np.inf])))
-    assert "2 of 4  4 (-1.0 here, 3.0 there)  [2]" in message
-    message = diverged(mirrored(four, usual, replica=1, other=jnp.array([9.0, np.nan, 3.0, 1.0])))
-    assert "nan (nan here, 2.0 there)  [1]" in message
-    largest, least = np.array([2**31 - 1], np.int32), np.array([-(2**31)], np.int32)
-    assert f" {2**32 - 1} (" in diverged(mirrored(four, largest, replica=0, other=least))
+    most, least = np.array([2**31 - 1], np.int32), np.array([-(2**31)], np.int32)
+    for copy, other, expected in [
+        (usual, [1.5, 2.0, -1.0, np.inf], ["2 of 4", "4 (-1.0 here, 3.0 there)", "[2]"]),
+        (usual, [9.0, np.nan, 3.0, 1.0], ["3 of 4", "nan (nan here, 2.0 there)", "[1]"]),
+        (usual, [1.0, 2.0, 3.5, 9.0], ["2 of 4", "inf (9.0 here, inf there)", "[3]"]),
+        (most, least, ["1 of 1", f"{2**32 - 1} ({-(2**31)} here, {2**31 - 1} there)", "[0]"]),
+    ]:
+        ((*_, elements, largest, place),) = rows(
+            diverged(mirrored(four, copy, replica=1, other=jnp.asarray(other)))
+        )
+        assert [elements, largest, place] == expected
 
 
 def test_random_keys(four):
@@ -179,7 +198,7 @@ def test_scalars_and_empty_arrays(four, shape):
 
 def test_a_scalar_that_differs_has_no_place(four):
     message = diverged(mirrored(four, jnp.float32(1), replica=1, other=jnp.float32(2)))
-    assert message.splitlines()[2].endswith("1 (2.0 here, 1.0 there)")
+    assert rows(message)[0][4:] == ["1 of 1", "1 (2.0 here, 1.0 there)"]
 
 
 # --- who is named -----------------------------------------------------------------------------
@@ -187,24 +206,30 @@ def test_a_scalar_that_differs_has_no_place(four):
 
 def test_the_replicas_that_differ_from_most(four):
     parts = [jnp.full(2, x) for x in (7.0, 1.0, 1.0, 5.0)]
-    message = diverged(four.replica_mesh.from_components(parts))
-    rows = [line.split() for line in message.splitlines() if "2 of 2" in line]
+    found = rows(diverged(four.replica_mesh.from_components(parts)))
 
-    assert [(row[3], row[4]) for row in rows] == [("0", "1"), ("3", "1")]
+    assert [(replica, reference) for _, _, replica, reference, *_ in found] == [
+        ("0", "1"),
+        ("3", "1"),
+    ]
+
+
+def test_of_two_replicas_the_second():
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+    (row,) = rows(diverged(strategy.replica_mesh.from_components([jnp.ones(2), jnp.zeros(2)])))
+
+    assert row[2:4] == ["1", "0"]
 
 
 def test_replicas_in_another_order_than_devices():
     strategy = rx.MirroredStrategy(["cpu:3", "cpu:1", "cpu:2"])
     usual = jnp.ones(2)
-    array = strategy.replica_mesh.from_components([2 * usual, usual, usual])
     with strategy.scope():
         w = rx.Variable(usual, name="w")
-    w._value = array
+    w._value = strategy.replica_mesh.from_components([2 * usual, usual, usual])
 
-    for value in (array, w, strategy):
-        assert "float32[2]  0        1 " in diverged(value).replace("              ", " ") or (
-            diverged(value).splitlines()[2].split("float32[2]")[1].split()[:2] == ["0", "1"]
-        )
+    for value in (w._value, w, strategy):
+        assert [row[2:4] for row in rows(diverged(value))] == [["0", "1"]]
 
 
 def test_the_last_of_400_variables(four):
@@ -219,8 +244,8 @@ def test_the_last_of_400_variables(four):
     )
 
     message = diverged(four)
-    assert "1 of 400 mirrored arrays" in message
-    assert message.splitlines()[2].split()[:3] == ["v399", "float32[5]", "2"]
+    assert "1 of 401 mirrored arrays" in message  # The strategy's random stream is one.
+    assert [row[:3] for row in rows(message)] == [["v399", "float32[5]", "2"]]
     assert "[399] (variable v399)" in diverged(variables)
 
 
@@ -229,7 +254,7 @@ def test_many_differing_arrays_make_a_short_table(four):
     message = diverged({"state": state})
 
     assert "30 of 30 mirrored arrays. The first 20 of 30 copies:" in message
-    assert len(message.splitlines()) == 1 + 1 + 20 + 2
+    assert len(rows(message)) == 20
 
 
 def test_a_variable_after_steps_in_both_runners(four, runner):
@@ -283,7 +308,7 @@ def test_arrays_on_other_meshes_and_shardings(four):
     partly = jax.device_put(jnp.arange(2.0), NamedSharding(mesh, PartitionSpec("x")))
 
     rx.check_replicas_equal([jax.device_put(jnp.ones(2), sharding), partly])
-    assert diverged([partly, array]).splitlines()[2].split()[2] == "2"
+    assert [row[2] for row in rows(diverged([partly, array]))] == ["2"]
 
 
 @pytest.mark.parametrize(
@@ -327,11 +352,10 @@ def test_one_replica_is_equal_to_itself():
 def test_sync_on_read_variables_are_left_out(four):
     with four.scope():
         seen = rx.Variable(0.0, name="seen", synchronization="on_read", aggregation="sum")
-    four.run(lambda x: seen.assign_add(x), args=(rx.PerReplica([1.0, 2.0, 3.0, 4.0]),))
-    with pytest.raises(rx.errors.InvalidArgumentError, match="nothing to compare"):
-        rx.check_replicas_equal(four)
-    with pytest.raises(rx.errors.InvalidArgumentError, match="nothing to compare"):
-        rx.check_replicas_equal([seen])
+    four.run(seen.assign_add, args=(rx.PerReplica([1.0, 2.0, 3.0, 4.0]),))
+    for value in (four, [seen]):
+        with pytest.raises(rx.errors.InvalidArgumentError, match="nothing to compare"):
+            rx.check_replicas_equal(value)
 
     with four.scope():
         w = rx.Variable(0.0, name="w")
@@ -355,7 +379,7 @@ def test_not_in_replica_context_nor_in_a_merge_call(four, runner):
 
     def merged():
         ctx = rx.get_replica_context()
-        return ctx.merge_call(lambda strategy: rx.check_replicas_equal(strategy))
+        return ctx.merge_call(rx.check_replicas_equal)
 
     for fn in (lambda: rx.check_replicas_equal(four), merged):
         with pytest.raises(rx.errors.ContextError, match="between steps"):
@@ -373,14 +397,19 @@ def test_not_while_something_is_traced(four):
         jax.grad(lambda x: (rx.check_replicas_equal(x), x)[1])(1.0)
 
 
+def test_the_random_stream_of_a_strategy(four):
+    with four.scope():
+        w = rx.Variable(jnp.ones(2), name="w")
+    stream = four.random_stream._state
+    usual = np.array(stream.value)
+    stream._value = mirrored(four, usual, replica=1, other=usual + np.array([0, 1], np.uint32))
+
+    assert "random stream of" in diverged(four)
+    rx.check_replicas_equal([w])
+
+
 def test_in_the_scope_of_the_strategy(four):
     with four.scope():
         w = rx.Variable(jnp.ones(2), name="w")
         rx.check_replicas_equal(four)
         rx.check_replicas_equal([w])
-
-
-def test_only_digests_come_to_the_host(four):
-    state = mirrored(four, jnp.ones(1000))
-    with jax.transfer_guard("disallow"):
-        rx.check_replicas_equal(state)

@@ -48,7 +48,8 @@ class Checkpoint:
         >>> import replicax as rx
         >>> folder = tempfile.mkdtemp()
         >>> with rx.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
-        ...     seen = rx.Variable(7, synchronization="on_read", aggregation="sum")
+        ...     seen = rx.Variable(0, synchronization="on_read", aggregation="sum")
+        >>> seen.assign(7)
         >>> rx.checkpoint.Checkpoint(seen=seen, rate=0.5).save(folder)
         >>> alone = rx.Variable(0)
         >>> checkpoint = rx.checkpoint.Checkpoint(seen=alone, rate=0.0)
@@ -136,7 +137,7 @@ class Checkpoint:
             What was restored and what was not.
 
         Raises:
-            NotFoundError: Nothing is at `path`.
+            NotFoundError: Nothing is at `path`, or an empty folder, or a save that did not end.
             InvalidArgumentError: Something else than a checkpoint is, or a leaf is missing in it or
                 has another shape or dtype; lists all of these.
             DataLossError: The checkpoint cannot be read.

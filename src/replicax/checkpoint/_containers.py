@@ -115,15 +115,13 @@ def _fields(value: tuple[Any, ...]) -> tuple[str, ...] | None:
 
 def _has_attributes(value: object) -> bool:
     """Whether ``value`` is an object whose attributes are its parts."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return True
     if value is None or isinstance(value, (*_FUNCTIONS, dict, list, deque, tuple, str, bytes)):
         return False
     if isinstance(value, types.SimpleNamespace):
         return True
     if any(cls.__module__.partition(".")[0] in _OPAQUE_PACKAGES for cls in _own_classes(value)):
         return False
-    return not _is_pytree_node(value)
+    return dataclasses.is_dataclass(value) or not _is_pytree_node(value)
 
 
 def _own_classes(value: object) -> tuple[type, ...]:

@@ -95,7 +95,7 @@ def data_of(leaf: Any, record: Record) -> np.ndarray[Any, Any]:
     """The numbers of a leaf, on the host: ``[...]``, or ``[copies, ...]``."""
     if record.copies is not None:
         return np.stack([_on_host(copy) for copy in leaf.values])
-    return _on_host(leaf.value if isinstance(leaf, Variable) else leaf)
+    return _on_host(_value_of(leaf))
 
 
 def fits(saved: Record, wanted: Record) -> bool:
@@ -145,6 +145,14 @@ def _num_copies(variable: Variable) -> int | None:
     return count if count > 1 else None
 
 
+def _value_of(leaf: Any) -> Any:
+    """The array of a leaf; of a variable without a rule for its copies, the first copy."""
+    if not isinstance(leaf, Variable):
+        return leaf
+    without_rule = leaf.is_on_read and leaf.aggregation is VariableAggregation.NONE
+    return leaf.values[0] if without_rule and leaf.strategy is not None else leaf.value
+
+
 def _is_key(leaf: Any) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
@@ -153,8 +161,7 @@ def _key_implementation(leaf: Any) -> str | None:
     """The implementation's name; ``str(dtype)`` has a short form of it, which not all have."""
     if not _is_key(leaf):
         return None
-    sample = leaf.values[0] if isinstance(leaf, Variable) and leaf.is_on_read else leaf
-    return str(jax.random.key_impl(sample.value if isinstance(sample, Variable) else sample))
+    return str(jax.random.key_impl(_value_of(leaf)))
 
 
 def _key_data_shape(implementation: str) -> tuple[int, ...]:

@@ -6,10 +6,13 @@ moment without a complete checkpoint once there was one, whenever the process en
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,18 +101,20 @@ def read(path: Path) -> tuple[dict[str, Any], Arrays]:
     """The manifest and the arrays of the latest commit.
 
     Raises:
-        NotFoundError: There is nothing at `path`.
+        NotFoundError: There is nothing at `path`, or nothing complete.
         InvalidArgumentError: There is something else than a checkpoint.
         DataLossError: The checkpoint cannot be read.
     """
     while True:
         commit = _latest(path)
-        try:
-            return _read_commit(commit)
-        except errors.ReplicaxError:
-            raise
-        except Exception as error:
-            if commit == _latest(path):  # else another process has just replaced it
+        with _kept(commit) as is_kept:
+            if not is_kept:  # another process has just replaced it
+                continue
+            try:
+                return _read_commit(commit)
+            except errors.ReplicaxError:
+                raise
+            except Exception as error:
                 raise errors.DataLossError(
                     errors.describe(
                         f"The checkpoint at {str(path)!r} cannot be read: "
@@ -141,22 +146,27 @@ def _read_commit(commit: Path) -> tuple[dict[str, Any], Arrays]:
 
 
 def _latest(path: Path) -> Path:
-    if not path.exists():
-        raise errors.NotFoundError(
+    foreign = _foreign(path)
+    if foreign is not None:
+        raise errors.InvalidArgumentError(
             errors.describe(
-                f"There is no checkpoint at `path` = {str(path)!r}: nothing is there.",
+                f"`path` = {str(path)!r} is no checkpoint: {foreign}.",
                 fix="Pass the path that was given to `save`.",
             )
         )
-    foreign = _foreign(path)
-    if foreign is None and (commits := _commits(path)):
+    commits = _commits(path) if path.is_dir() else {}
+    if commits:
         return commits[max(commits)]
-    found = foreign or (
-        "only what a save left that did not end" if any(path.iterdir()) else "an empty folder"
-    )
-    raise errors.InvalidArgumentError(
+    found = "nothing is there"
+    if path.is_dir():
+        found = (
+            "only what a save left that did not end"
+            if any(path.iterdir())
+            else "the folder is empty"
+        )
+    raise errors.NotFoundError(
         errors.describe(
-            f"`path` = {str(path)!r} is no checkpoint: {found}.",
+            f"There is no checkpoint at `path` = {str(path)!r}: {found}.",
             fix="Pass the path that was given to `save`.",
         )
     )
@@ -179,11 +189,47 @@ def _foreign(path: Path) -> str | None:
     return f"a folder with {listed}"
 
 
+@contextlib.contextmanager
+def _kept(commit: Path) -> Iterator[bool]:
+    """Keep a commit from being removed while it is read; whether it was still there."""
+    try:
+        folder = os.open(commit, os.O_RDONLY)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        _lock(folder, fcntl.LOCK_SH)
+        yield commit.exists()
+    finally:
+        os.close(folder)
+
+
+def _lock(folder: int, kind: int) -> None:
+    """Lock an open folder, where its file system can."""
+    try:
+        fcntl.flock(folder, kind)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        _LOGGER.debug("No lock on a checkpoint: %s", error)
+
+
 def _remove_all_but(path: Path, kept: set[Path]) -> None:
+    """Remove commits and what is left of saves that did not end.
+
+    What cannot be removed, because it is being read, say, is left to the next save.
+    """
     for entry in path.iterdir():
         if entry in kept:
             continue
         try:
-            shutil.rmtree(entry)
+            folder = os.open(entry, os.O_RDONLY)
+            try:
+                _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(entry)
+            finally:
+                os.close(folder)
+        except BlockingIOError:
+            continue
         except OSError as error:  # the new checkpoint counts all the same
             _LOGGER.warning("An old checkpoint is left at %s: %s", entry, error)

@@ -138,7 +138,7 @@ def _split_round(batches: Sequence[Any], mesh: ReplicaMesh, remainder: Remainder
                     f"The replicas' batches of step {step} have different numbers of rows.",
                     table=errors.Table(("replica", "rows"), list(enumerate(counts))),
                     why="The dataset was distributed with `remainder='error'`.",
-                    fix="Make batches of one size, a multiple of the replicas, or use "
+                    fix=f"Make batches of one size, and {mesh.num_replicas} for every step; or use "
                     "`remainder='mask'` (keeps every row) or 'drop'.",
                 )
             )

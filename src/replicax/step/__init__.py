@@ -8,22 +8,24 @@ from replicax.collectives import TURNS as TURNS
 from replicax.step._access import surrounding_trace as surrounding_trace
 from replicax.step._compiled_context import CompiledReplicaContext as CompiledReplicaContext
 from replicax.step._context import ReplicaContext as ReplicaContext
-from replicax.step._context import SingleReplicaContext as SingleReplicaContext
 from replicax.step._function import Function as Function
 from replicax.step._function import function as function
 from replicax.step._gradients import value_and_grad as value_and_grad
 from replicax.step._losses import compute_average_loss as compute_average_loss
 from replicax.step._proof import register_primitive as register_primitive
+from replicax.step._random import RandomStream as RandomStream
 from replicax.step._results import is_counted as is_counted
 from replicax.step._run import mixed as mixed
 from replicax.step._run import require_cross_replica as require_cross_replica
 from replicax.step._run import run as run
 from replicax.step._run import run_update as run_update
+from replicax.step._single_context import SingleReplicaContext as SingleReplicaContext
 
 __all__ = [
     "TURNS",
     "CompiledReplicaContext",
     "Function",
+    "RandomStream",
     "ReplicaContext",
     "SingleReplicaContext",
     "compute_average_loss",

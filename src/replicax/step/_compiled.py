@@ -26,6 +26,7 @@ from replicax.step._body import Body, Outcome, traced
 from replicax.step._padding import Padding, check_alignment, padding_of
 from replicax.step._proof import Source, prove
 from replicax.step._results import combined_outputs
+from replicax.step._row_count import check_row_count
 from replicax.step._unplaced import unplaced
 from replicax.step._written import check_writes, describe_source
 from replicax.values import (
@@ -84,8 +85,9 @@ def run_compiled(
     outcome = body.outcome
     operands += [_copy(v, variables, is_used=v in outcome.used_copies) for v in on_read]
     aligned: tuple[bool | None, ...] = ()
+    wider = None
     if padding is not None:
-        aligned = padding.row_aligned(body, local, rows_aval, program, strategy)
+        aligned, wider = padding.row_aligned(body, local, rows_aval, program, strategy)
 
     causes = _proved(strategy, program, operands, padding)
     count = len(outcome.paths)
@@ -105,6 +107,8 @@ def run_compiled(
             strategy,
             mask_was_used=outcome.mask_was_used,
         )
+        if wider is not None:
+            check_row_count(padding.label, program, wider)
         check_alignment(outcome.paths, aligned, causes)
 
     inputs = [operand.stacked_or_mirrored for operand in operands]

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 
 from replicax import errors
 from replicax.collectives import CommunicationOptions, ReduceOp
 from replicax.step._arguments import check_merge_arguments
 from replicax.step._collective import Collective
+from replicax.step._random import RandomStream, checked_key
+from replicax.step._row_sums import RowSums
 from replicax.step._rows import LocalRows
 from replicax.step._sparse import holds_sparse_rows, reduce_with_sparse_rows
 from replicax.values import Frame, Mirrored, PerReplica, StrategyLike, Variable, current_frame
-from replicax.values._combine import as_array
 
 
-class ReplicaContext:
+class ReplicaContext(RowSums):
     """What the function given to `strategy.run` sees of its replica.
 
     `rx.get_replica_context()` returns it. All collectives here must be called by every replica in
@@ -72,6 +72,44 @@ class ReplicaContext:
         Only the remainder of a dataset has rows that are not real; see `global_mean`.
         """
         return self._rows.mask()
+
+    def rng(self, key: jax.Array | None = None) -> jax.Array:
+        """Return a random key of this replica's own.
+
+        It is `jax.random.fold_in(key, replica id)`: the same in every run, different on every
+        replica. Without `key`, each call takes the next key of the strategy's stream, which starts
+        at seed 0 or at `strategy.set_seed`, and which compiled steps advance like any variable.
+
+        Context: replica. Collective: no, but every replica must call it equally often.
+
+        Args:
+            key: A key that is equal on all replicas, such as `jax.random.key(7)`.
+
+        Returns:
+            A random key, varying.
+
+        Raises:
+            ArgumentTypeError: `key` is no random key.
+
+        Examples:
+            >>> import jax
+            >>> import replicax as rx
+            >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> def draw():
+            ...     key = rx.get_replica_context().rng(jax.random.key(7))
+            ...     return jax.random.randint(key, (), 0, 1000)
+            >>> first, second = strategy.local_results(strategy.run(draw))
+            >>> bool(first == second)
+            False
+        """
+        self._require_active("rng")
+        if key is None:
+            key = self._stream().next_key()
+        return jax.random.fold_in(checked_key(key), self.replica_id_in_sync_group)
+
+    def _stream(self) -> RandomStream:
+        stream: RandomStream = self.strategy.random_stream
+        return stream
 
     # -- collectives ----------------------------------------------------------
 
@@ -162,53 +200,6 @@ class ReplicaContext:
             Collective("broadcast", source=source, options=self._options(options)), value
         )
 
-    def global_mean(self, per_row: Any) -> Any:
-        """Mean over all real rows of the global batch: the number that one device would give.
-
-        Rows that pad the remainder of a dataset do not count. The gradient on a replica is the
-        number of replicas times the replica's share, so that `all_reduce("mean", gradients)` is
-        the gradient of one device, uneven batches included.
-
-        Context: replica. Collective: yes.
-
-        Args:
-            per_row: f32[B, ...], one value or array for each row of this replica's batch.
-
-        Returns:
-            f32[...], mirrored.
-
-        Raises:
-            InvalidArgumentError: A scalar, or not one value a row.
-        """
-        array = self._rows.checked(per_row, "global_mean")
-        wide = _wide(array)
-        total = self._rows.sum_of(wide)
-        count = self._rows.static_total(wide.shape[0], self.num_replicas_in_sync)
-        if count is None:
-            total, rows = self.all_reduce(
-                ReduceOp.SUM, (total, self._rows.count(wide.shape[0]).astype(wide.dtype))
-            )
-            mean = total / jax.lax.stop_gradient(rows)
-        else:
-            mean = self.all_reduce(ReduceOp.SUM, total) / count
-        return mean.astype(_mean_dtype(array.dtype))
-
-    def global_sum(self, per_row: Any) -> Any:
-        """Sum over all real rows of the global batch; otherwise like `global_mean`.
-
-        Context: replica. Collective: yes.
-
-        Args:
-            per_row: [B, ...], one value or array for each row of this replica's batch.
-
-        Returns:
-            [...], mirrored, of the dtype of `jnp.sum`.
-        """
-        array = self._rows.checked(per_row, "global_sum")
-        total = self._rows.sum_of(_wide(array))
-        dtype = array.dtype if jnp.issubdtype(array.dtype, jnp.inexact) else total.dtype
-        return self.all_reduce(ReduceOp.SUM, total).astype(dtype)
-
     def merge_call(
         self,
         merge_fn: Callable[..., Any],
@@ -269,7 +260,7 @@ class ReplicaContext:
 
     def _require_active(self, call: str) -> None:
         frame = current_frame()
-        if frame is not None and frame.replica is self:
+        if frame is not None and frame.replica is cast("Any", self):
             return
         where = "outside of every replica function"
         if frame is not None and frame.replica is not None:
@@ -288,32 +279,6 @@ class ReplicaContext:
         )
 
 
-class SingleReplicaContext(ReplicaContext):
-    """The replica context outside of every strategy: one replica, nothing to combine."""
-
-    def __init__(self) -> None:
-        super().__init__(None, LocalRows())
-
-    @property
-    def replica_id_in_sync_group(self) -> int:
-        """Always 0."""
-        return 0
-
-    def _require_active(self, call: str) -> None:
-        frame = current_frame()
-        if frame is not None and frame.strategy is not None:
-            super()._require_active(call)
-
-    def _communicate(self, collective: Collective, leaves: Sequence[Any]) -> list[Any]:
-        arrays = [as_array(leaf, f"A value given to `{collective.kind}`") for leaf in leaves]
-        if collective.op is ReduceOp.MEAN:
-            return [array.astype(_mean_dtype(array.dtype)) for array in arrays]
-        return arrays
-
-    def _merge(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        return merge_fn(self.strategy, *args, **kwargs)
-
-
 def replica_frame() -> Frame | None:
     """The current frame if it is a replica's, else None."""
     frame = current_frame()
@@ -330,14 +295,3 @@ def _plain(value: Any) -> Any:
             )
         )
     return value.value if isinstance(value, (Variable, Mirrored)) else value
-
-
-def _wide(array: jax.Array) -> jax.Array:
-    """The array in a dtype that sums of many rows fit in."""
-    if array.dtype in (jnp.float16, jnp.bfloat16):
-        return array.astype(jnp.float32)
-    return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
-
-
-def _mean_dtype(dtype: Any) -> Any:
-    return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32

@@ -38,12 +38,12 @@ from replicax.values import (
     Provenance,
     StrategyLike,
     Variable,
+    _deferred,
     entered,
     live_variables,
     regroup,
     same_bits,
 )
-from replicax.values import _deferred
 from replicax.values._lending import mark_lent
 
 _logger = logging.getLogger("replicax")

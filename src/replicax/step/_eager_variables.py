@@ -11,7 +11,7 @@ import numpy as np
 
 from replicax import errors
 from replicax.step._access import require_same_strategy, written_inside_transformation
-from replicax.values import StrategyLike, Variable, same_bits
+from replicax.values import StrategyLike, Variable, _deferred, same_bits
 from replicax.values._lending import mark_lent
 from replicax.values._tracing import is_staged, trace_level
 
@@ -50,6 +50,7 @@ class EagerVariables:
                 )
             )
         if variable not in self._copies:
+            _deferred.settle()
             mark_lent(variable)  # The user may keep what was read here, beyond the run.
             self._copies[variable] = variable._copies()[self._replica]
         return self._copies[variable]
@@ -59,6 +60,8 @@ class EagerVariables:
         require_same_strategy(variable, self._strategy, "written")
         if trace_level() != self._level:
             raise written_inside_transformation(variable, call_site)
+        if variable not in self._copies:
+            _deferred.settle()  # a value that waits must not come after this one
         device = self._strategy.replica_mesh.devices[self._replica]
         self._copies[variable] = jax.device_put(value, device)
         self.stored[variable] = call_site

@@ -10,7 +10,9 @@ import numpy as np
 
 from replicax import errors
 from replicax.collectives import ReduceOp
-from replicax.step._context import ReplicaContext, SingleReplicaContext, _mean_dtype, _wide
+from replicax.step._context import ReplicaContext
+from replicax.step._rows import mean_dtype, wide_enough
+from replicax.step._single_context import SingleReplicaContext
 from replicax.values import current_frame
 
 
@@ -51,7 +53,7 @@ def compute_average_loss(per_example: Any, global_batch_size: Any = None) -> jax
     context = _replica_context()
     rows = context._rows
     array = rows.checked(per_example, "compute_average_loss")
-    wide = _wide(array)
+    wide = wide_enough(array)
     total = jnp.sum(rows.sum_of(wide))
     if global_batch_size is not None:
         count = _checked_size(global_batch_size)
@@ -59,7 +61,8 @@ def compute_average_loss(per_example: Any, global_batch_size: Any = None) -> jax
         count = rows.static_total(wide.shape[0], context.num_replicas_in_sync)
         if count is None:
             count = context.all_reduce(ReduceOp.SUM, rows.count(wide.shape[0]))
-    return (total / count).astype(_mean_dtype(array.dtype))
+    average: jax.Array = total / count
+    return average.astype(mean_dtype(array.dtype))
 
 
 def _replica_context() -> ReplicaContext:

@@ -47,12 +47,12 @@ class Padding:
         rows: jax.ShapeDtypeStruct | None,
         program: Any,
         strategy: StrategyLike,
-    ) -> tuple[bool | None, ...]:
+    ) -> tuple[tuple[bool | None, ...], Any]:
         """Find out which outputs have one entry a row, by tracing with one row more.
 
         Returns:
             For each output: True if axis 0 grows with the batch, False if nothing grows, None if
-            that cannot be said.
+            that cannot be said. And the trace with one row more, or None if it failed.
         """
         wider = list(local)
         for position in self.positions:
@@ -63,12 +63,13 @@ class Padding:
                 wider, rows
             )
         except Exception:  # noqa: BLE001 - the user's code may insist on its batch size
-            return tuple(None for _ in program.out_avals)
+            return tuple(None for _ in program.out_avals), None
         capacity = local[self.position].shape[0]
-        return tuple(
+        aligned = tuple(
             _grows(old.shape, new.shape, capacity)
             for old, new in zip(program.out_avals, probe.out_avals, strict=True)
         )
+        return aligned, probe
 
     def require_mask(
         self,

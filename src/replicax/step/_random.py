@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax import errors
 from replicax.values import Frame, StrategyLike, Variable, entered
@@ -18,15 +19,14 @@ class RandomStream:
     The count is a mirrored variable, so a compiled step advances it like any other state.
 
     Args:
-        strategy: The strategy.
+        strategy: The strategy; None for the stream outside of every scope.
         seed: Where the stream starts.
     """
 
-    def __init__(self, strategy: StrategyLike, seed: int) -> None:
-        with entered(Frame(strategy)):
-            self._state = Variable(
-                _words(seed), trainable=False, name=f"{strategy.name} random stream"
-            )
+    def __init__(self, strategy: StrategyLike | None, seed: int) -> None:
+        name = "random stream" if strategy is None else f"random stream of {strategy.name}"
+        with entered(Frame(strategy)), jax.ensure_compile_time_eval():
+            self._state = Variable(_words(seed), trainable=False, name=name)
 
     def reset(self, seed: int) -> None:
         """Start again from ``seed``."""
@@ -50,7 +50,7 @@ def _words(seed: Any) -> Any:
         raise errors.InvalidArgumentError(
             errors.describe(f"`seed` = {seed} is out of range.", fix="Pass 0 to 2**32 - 1.")
         )
-    return jnp.array([seed, 0], jnp.uint32)
+    return np.array([seed, 0], np.uint32)
 
 
 def checked_key(key: Any) -> jax.Array:

@@ -86,3 +86,15 @@ class LocalRows:
         if self.real is not None or self.may_differ:
             return None
         return rows * num_replicas
+
+
+def wide_enough(array: jax.Array) -> jax.Array:
+    """The array in a dtype that sums of many rows fit in."""
+    if array.dtype in (jnp.float16, jnp.bfloat16):
+        return array.astype(jnp.float32)
+    return array.astype(jnp.int32) if array.dtype == jnp.bool_ else array
+
+
+def mean_dtype(dtype: Any) -> Any:
+    """The dtype of a mean over rows: float32 for integers."""
+    return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32

@@ -11,12 +11,8 @@ import jax
 from replicax import errors
 from replicax.collectives import ReduceOp
 from replicax.step._collective import Collective
-from replicax.values._indexed_slices import (
-    IndexedSlices,
-    is_sparse,
-    require_additive,
-    share_of_mean,
-)
+from replicax.values import IndexedSlices
+from replicax.values._sparse import is_sparse, require_additive, share_of_mean
 
 Communicate = Callable[[Collective, Sequence[Any]], list[Any]]
 

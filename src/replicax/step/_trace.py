@@ -19,11 +19,11 @@ from replicax.values import (
     PerReplica,
     StrategyLike,
     Variable,
+    _deferred,
     current_frame,
     entered,
     live_variables,
 )
-from replicax.values import _deferred
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from replicax import errors
 from replicax import input as rx_input
 from replicax.collectives import CollectiveKeys, CommunicationOptions
 from replicax.step import (
+    RandomStream,
     mixed,
     require_cross_replica,
     run,
@@ -56,6 +57,7 @@ class Strategy(CrossReplicaOperations, TensorFlowAliases):
         self.communication_options = options or CommunicationOptions()
         self.collective_keys = CollectiveKeys()
         self.extended = StrategyExtended(self)
+        self.random_stream = RandomStream(self, seed=0)
         self.group_key = self.collective_keys.group_key(self.extended.worker_devices)
 
     # -- facts ------------------------------------------------------------------
@@ -134,6 +136,21 @@ class Strategy(CrossReplicaOperations, TensorFlowAliases):
         """
         del options
         return run(self, fn, args, kwargs)
+
+    def set_seed(self, seed: int) -> None:
+        """Start the random stream of `ctx.rng()` at `seed`. It starts at 0 otherwise.
+
+        Context: cross-replica, or outside of every scope.
+
+        Args:
+            seed: 0 to 2**32 - 1.
+
+        Examples:
+            >>> import replicax as rx
+            >>> rx.MirroredStrategy(["cpu:0", "cpu:1"]).set_seed(7)
+        """
+        require_cross_replica(self, "set_seed")
+        self.random_stream.reset(seed)
 
     # -- making values ----------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from replicax.values import (
     spread,
 )
 from replicax.values import _combine as combine
-from replicax.values import _indexed_slices as sparse
+from replicax.values import _sparse as sparse
 
 
 def _is_leaf_or_sparse(value: Any) -> bool:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from replicax import devices, errors
-from replicax.strategies._destinations import placed, with_destination
 from replicax.step import run_update
+from replicax.strategies._destinations import placed, with_destination
 from replicax.values import Frame, PerReplica, Variable, current_frame, entered
 
 if TYPE_CHECKING:

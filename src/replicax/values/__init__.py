@@ -4,6 +4,7 @@ Floor 3 of the design. `PerReplica` holds what may differ between replicas, `Mir
 equal on all, and variables are state with rules for reading and writing in each context.
 """
 
+from replicax.values._aggregating import AggregatingVariable as AggregatingVariable
 from replicax.values._distributed import UNKNOWN as UNKNOWN
 from replicax.values._distributed import DistributedValues as DistributedValues
 from replicax.values._distributed import Mirrored as Mirrored
@@ -19,7 +20,6 @@ from replicax.values._frames import current_frame as current_frame
 from replicax.values._frames import depth as depth
 from replicax.values._frames import entered as entered
 from replicax.values._indexed_slices import IndexedSlices as IndexedSlices
-from replicax.values._aggregating import AggregatingVariable as AggregatingVariable
 from replicax.values._kinds import VariableAggregation as VariableAggregation
 from replicax.values._kinds import VariableSynchronization as VariableSynchronization
 from replicax.values._mesh import AXIS as AXIS

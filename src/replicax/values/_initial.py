@@ -43,8 +43,10 @@ def initial_array(
             errors.describe(
                 f"Variable `{name}` was created from a value that exists only while JAX traces.",
                 why="The variable lives longer than the trace, and is made before the step runs.",
-                fix="Start from zeros, or from a function of no arguments that makes the value "
-                "(`rx.Variable(lambda: jnp.zeros(shape))`), and `assign` what was computed.",
+                fix="Pass a function of no arguments that makes the value "
+                "(`rx.Variable(lambda: jnp.zeros(shape))`), compute it under `with "
+                "jax.ensure_compile_time_eval():`, or start from NumPy's zeros and `assign` what "
+                "was computed.",
             )
         )
     array: jax.Array = jnp.array(given, dtype=dtype, copy=True)
@@ -86,5 +88,14 @@ def facts_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         if key in facts:
             facts[key] = kind.parse(facts[key]).name
     if not callable(initial):
-        facts["shape"] = np.shape(initial.value if isinstance(initial, ArrayLike) else initial)
+        facts["shape"] = _shape_of(initial)
     return {key: str(value) for key, value in facts.items()}
+
+
+def _shape_of(initial: Any) -> tuple[int, ...] | None:
+    """The shape of an initial value; None if it has none, for which the variable refuses it."""
+    value: Any = initial.value if isinstance(initial, ArrayLike) else initial
+    try:
+        return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
+    except (TypeError, ValueError):
+        return None

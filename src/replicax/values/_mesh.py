@@ -77,7 +77,8 @@ class ReplicaMesh:
     def from_rows(self, rows: Sequence[jax.Array]) -> jax.Array:
         """One array ``[num_replicas, ...]`` from its rows, each moved to its replica's device."""
         placed = [
-            jax.device_put(row[None], device) for row, device in zip(rows, self.devices, strict=True)
+            jax.device_put(row[None], device)
+            for row, device in zip(rows, self.devices, strict=True)
         ]
         shape = (self.num_replicas, *rows[0].shape)
         return jax.make_array_from_single_device_arrays(shape, self.stacked, placed)

@@ -137,7 +137,7 @@ class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
         value = initial_array(self.name, initial_value, dtype, self.aggregation)
         self._cell = Cell([self._state_from(value)])
         _LIVE.add(self)
-        _deferred.note_creation()
+        _deferred.note_creation(self)
 
     @property
     def _value(self) -> jax.Array:

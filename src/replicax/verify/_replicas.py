@@ -159,7 +159,8 @@ def _found(tree_or_strategy: Any) -> list[_Mirrored]:
             for variable in live_variables()
             if variable.strategy is strategy and _has_common_value(variable)
         ]
-        if not found:
+        # Every strategy has a random stream: alone, it is not what the caller wants to check.
+        if all(one.array is strategy.random_stream._state._value for one in found):
             raise errors.InvalidArgumentError(
                 errors.describe(
                     f"check_replicas_equal: {strategy.name} has no mirrored variables, so there "

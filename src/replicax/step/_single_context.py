@@ -1,0 +1,49 @@
+"""The replica context outside of every strategy."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from replicax.collectives import ReduceOp
+from replicax.step._collective import Collective
+from replicax.step._context import ReplicaContext
+from replicax.step._random import RandomStream
+from replicax.step._rows import LocalRows, mean_dtype
+from replicax.values import current_frame
+from replicax.values._combine import as_array
+
+
+class SingleReplicaContext(ReplicaContext):
+    """The replica context outside of every strategy: one replica, nothing to combine."""
+
+    def __init__(self) -> None:
+        super().__init__(None, LocalRows())
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """Always 0."""
+        return 0
+
+    def _stream(self) -> RandomStream:
+        return _default_stream()
+
+    def _require_active(self, call: str) -> None:
+        frame = current_frame()
+        if frame is not None and frame.strategy is not None:
+            super()._require_active(call)
+
+    def _communicate(self, collective: Collective, leaves: Sequence[Any]) -> list[Any]:
+        arrays = [as_array(leaf, f"A value given to `{collective.kind}`") for leaf in leaves]
+        if collective.op is ReduceOp.MEAN:
+            return [array.astype(mean_dtype(array.dtype)) for array in arrays]
+        return arrays
+
+    def _merge(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return merge_fn(self.strategy, *args, **kwargs)
+
+
+@functools.cache
+def _default_stream() -> RandomStream:
+    return RandomStream(None, seed=0)
