@@ -223,7 +223,7 @@ def reads() -> list[Row]:
         result(
             "`strategy.reduce('sum', v, axis=None)`",
             lambda strategy, v: strategy.reduce("sum", v, axis=None),
-            elsewhere="a bare AssertionError for ON_WRITE; the error here says what to do",
+            elsewhere="ON_WRITE: an AssertionError without a message",
         ),
         result(
             "`strategy.reduce('mean', v, axis=None)`",
@@ -233,9 +233,14 @@ def reads() -> list[Row]:
         result(
             "`v.value` in another strategy's scope",
             in_other_scope,
-            elsewhere="an error for `read_value`, but none for a conversion to a tensor",
+            elsewhere="RuntimeError for `read_value`, but none for a conversion to a tensor; here "
+            "it is read, since the value does not depend on the scope",
         ),
-        result("`v.value` in another strategy's replica", in_other_replica),
+        result(
+            "`v.value` in another strategy's replica",
+            in_other_replica,
+            elsewhere="RuntimeError for `read_value`, but none for a conversion to a tensor",
+        ),
     ]
 
 
@@ -243,14 +248,14 @@ def writes_across() -> list[Row]:
     """The rows of the table of writes in cross-replica context."""
     parts = rx.PerReplica([np.float32(30), np.float32(40)])
     steps = rx.PerReplica([np.float32(1), np.float32(2)])
-    read_back = "with NONE, ON_READ: writes, then raises because it reads the result back"
+    read_back = "ON_READ, NONE: the copies are written, then ValueError as the result is read back"
     return [
         Row("`v.assign(6.0)`", lambda _, v: v.assign(6.0), elsewhere=read_back),
         Row(
             "`v.assign(7)`, int32",
             lambda _, v: v.assign(7),
             dtype="int32",
-            elsewhere="SUM, ON_READ: 3, 3, which reads as 6; a value that was written is lost",
+            elsewhere="ON_READ, SUM: 3, 3, which reads as 6: what was written is lost",
         ),
         Row("`v.assign_add(1.0)`", lambda _, v: v.assign_add(1.0), elsewhere=read_back),
         Row("`v.assign_sub(1.0)`", lambda _, v: v.assign_sub(1.0), elsewhere=read_back),
@@ -263,9 +268,9 @@ def writes_across() -> list[Row]:
         Row(
             "`v.assign_add(PerReplica(1, 2))`",
             lambda _, v: v.assign_add(steps),
-            elsewhere="as `assign`",
+            elsewhere="not known; of `assign` see above",
         ),
-        Row("`v.assign(w)`, `w` ON_READ, SUM of 10 and 20", assigned_sum),
+        Row("`v.assign(w)`, `w` ON_READ, SUM of 10 and 20", assigned_sum, elsewhere=read_back),
         Row("`v.assign(6.0)` in `merge_call`", in_merge(lambda v: v.assign(6.0)), "replica"),
         Row(
             "`v.assign(x)` in `extended.update`, x = 6",
@@ -296,7 +301,8 @@ def writes_in_replicas() -> list[Row]:
         each(
             "`v.assign(y)`, `y` is 4 on both, but may differ",
             lambda _, v: v.assign(own(4, 4)),
-            elsewhere="not proved: that they are equal today is luck",
+            elsewhere="NONE: 4, 4, as nothing is checked; a compiled step is refused here because "
+            "the values are equal by chance, and may differ in the next step",
         ),
         each(
             "`v.assign(ctx.all_reduce('mean', x))`",
@@ -313,24 +319,25 @@ def writes_in_replicas() -> list[Row]:
 
 
 def indexed() -> list[Row]:
-    """The rows of the table of indexed updates of four rows that are 2."""
-    rows = functools.partial(Row, initial=([2] * 4, [2] * 4))
+    """The rows of the table of indexed updates of four rows."""
     of_on_read = "ON_READ: NotImplementedError"
+    diverge = f"NONE: the copies become different in silence; {of_on_read}"
+    refused = "SUM, MEAN: NotImplementedError, though nothing has to be combined; "
     table = []
     for op in ("add", "sub", "mul", "div", "min", "max", "update"):
-        call = functools.partial(_scattered, op)
-        diverge = f"NONE: the copies become different in silence; {of_on_read}"
+        call, start = functools.partial(_scattered, op), 8 if op == "min" else 2
+        rows = functools.partial(Row, initial=([start] * 4, [start] * 4))
         label = f"`v.scatter_{op}(slices)`"
-        table.append(rows(f"{label} in a replica", call, "replica", elsewhere=diverge))
-        refused = "SUM, MEAN: NotImplementedError, though nothing has to be combined; "
         extra = refused if op in {"min", "max", "update"} else ""
+        table.append(rows(f"{label} in a replica", call, "replica", elsewhere=diverge))
         table.append(rows(f"{label} across", call, elsewhere=extra + of_on_read))
-    only_first = "`v[1:2].assign` changes replica 0's copy only, in silence"
+    only_first = "has no `at`; `v[1:2].assign` changes replica 0's copy only, in silence"
     for op in ("add", "multiply", "set"):
         call = functools.partial(_indexed, op)
+        rows = functools.partial(Row, initial=([2] * 4, [2] * 4))
         label = f"`v.at[1].{op}(x)`"
-        table.append(rows(f"{label} in a replica, x = 5 and 6", call, "replica"))
-        table.append(rows(f"{label} across, x = 5", call, elsewhere=only_first))
+        table.append(rows(f"{label} in a replica", call, "replica", elsewhere="has no `at`"))
+        table.append(rows(f"{label} across", call, elsewhere=only_first))
     return table
 
 
@@ -383,7 +390,7 @@ class CheckpointRow:
 
 def checkpoints() -> list[CheckpointRow]:
     """The rows of the table of checkpoints."""
-    fails = "ON_READ, NONE: cannot be saved"
+    fails = "ON_READ, NONE: ValueError when it is saved"
     return [
         CheckpointRow("a plain variable", 0, elsewhere=fails),
         CheckpointRow("the same kind on 2 replicas", 2, elsewhere=fails),

@@ -299,6 +299,13 @@ def test_reduce_to_a_device(strategy, device):
     assert result.devices() == {jax.devices()[3]}
 
 
+def test_in_a_compiled_step_the_result_stays_on_the_replicas_devices(strategy):
+    step = rx.function(lambda x: strategy.extended.reduce_to("sum", x, "cpu:3"))
+    result = step(ONE_OF_EACH)
+    assert float(result) == 21.0
+    assert result.devices() == set(strategy.replica_mesh.devices)
+
+
 def test_reduce_to_where_a_value_lies(strategy):
     there = jax.device_put(jnp.zeros(()), jax.devices()[3])
     assert strategy.extended.reduce_to("sum", ONE_OF_EACH, there).devices() == {jax.devices()[3]}

@@ -185,7 +185,7 @@ def check_all(results: Any, expected: Any) -> None:
 def test_any_sequence_follows_the_rules(runner, replicas):
     strategy = strategy_of(replicas)
 
-    @settings(max_examples=8 if replicas == 1 else 16, deadline=None)
+    @settings(max_examples=5 if replicas == 1 else 12, deadline=None)
     @given(st.sampled_from(kinds(replicas)), st.lists(operations, min_size=1, max_size=12))
     def follows(kind, sequence):
         variable = variable_of(kind)
@@ -218,7 +218,7 @@ def test_any_sequence_follows_the_rules(runner, replicas):
 
 @pytest.mark.parametrize("kind", [k for k in kinds(3) if k.aggregation != "none"], ids=str)
 @given(x=numbers.map(sum), divisor=st.integers(1, 1000))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_what_is_assigned_across_replicas_is_read_bit_for_bit(kind, x, divisor):
     variable = variable_of(kind)
     value = x / divisor if kind.dtype == "float32" else x * 1_000_003

@@ -9,7 +9,14 @@ import jax
 
 from replicax import devices, errors
 from replicax.step import require_cross_replica
-from replicax.values import DistributedValues, Mirrored, PerReplica, StrategyLike, Variable
+from replicax.values import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    StrategyLike,
+    Variable,
+    current_frame,
+)
 from replicax.values._combine import as_array
 
 
@@ -23,8 +30,14 @@ def placed(strategy: StrategyLike, destinations: Any, call: str) -> Callable[[An
     require_cross_replica(strategy, call)
     sharding = _sharding_of(strategy, destinations, call)
 
+    frame = current_frame()
+    is_local = frame is not None and frame.access is not None and frame.access.is_local
+    traced = None if is_local else strategy.replica_mesh.mirrored
+
     def place(value: Any) -> Any:
-        return jax.tree.map(lambda leaf: _put(leaf, sharding), value, is_leaf=_is_distributed)
+        return jax.tree.map(
+            lambda leaf: _put(leaf, sharding, traced), value, is_leaf=_is_distributed
+        )
 
     return place
 
@@ -52,7 +65,8 @@ def _is_distributed(value: Any) -> bool:
     return isinstance(value, (DistributedValues, Variable))
 
 
-def _put(leaf: Any, sharding: Any) -> Any:
+def _put(leaf: Any, sharding: Any, traced: Any) -> Any:
+    """Place one value; one that is being traced goes where ``traced`` says, or stays."""
     if isinstance(leaf, PerReplica):
         raise errors.ArgumentTypeError(
             errors.describe(
@@ -63,7 +77,8 @@ def _put(leaf: Any, sharding: Any) -> Any:
         )
     array = as_array(leaf.value if isinstance(leaf, (Mirrored, Variable)) else leaf)
     if isinstance(array, jax.core.Tracer):
-        return jax.lax.with_sharding_constraint(array, sharding)
+        # One program runs on the replicas' devices only, and each replica has a merge call's value.
+        return array if traced is None else jax.lax.with_sharding_constraint(array, traced)
     return jax.device_put(array, sharding)
 
 

@@ -206,7 +206,7 @@ class StrategyExtended:
             value: A tree of per-replica values; of a value that is equal on all replicas, the mean
                 is the value.
             destinations: Where the result goes: a variable or value, on whose devices it is
-                placed; or a device spec.
+                placed; or a device spec. In compiled steps it stays on the replicas' devices.
             options: Accepted for tf.distribute's sake; XLA plans the transfer.
 
         Raises:
