@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 MAX_LINES = 800
+KIT = Path("tests/parity/kit")  # kept as it came
 MACHINE_PATH = re.compile(r"(?<![\w.~>])/(?:home|root|Users|tmp|work|farm)/[\w.]")
 PACKAGE_INDEX = re.compile(r"^\s*--(?:index-url|extra-index-url|find-links)|file:///", re.MULTILINE)
 
@@ -43,7 +44,8 @@ def faults(file: Path) -> list[str]:
             found.append(f"{file}:{number}: a path of one machine: {line.strip()}")
         if PACKAGE_INDEX.search(line) and file.parts[0] != "tools":
             found.append(f"{file}:{number}: the address of a package index: {line.strip()}")
-    if file.suffix == ".py" and len(lines) > MAX_LINES:
+    is_ours = KIT not in file.parents
+    if file.suffix == ".py" and is_ours and len(lines) > MAX_LINES:
         found.append(f"{file}: {len(lines)} lines; split what is over {MAX_LINES}")
     return found
 

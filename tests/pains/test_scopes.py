@@ -14,7 +14,7 @@ import pytest
 
 import replicax as rx
 
-# --- E1: what is made outside of the scope ---------------------------------------------------------
+# --- E1: what is made outside of the scope -------------------------------------------------------
 
 SGD = optax.sgd(0.1, momentum=0.9)
 
@@ -97,7 +97,7 @@ def test_e1_the_step_may_be_called_in_and_outside_of_the_scope(runner, strategy)
     assert float(w) == 4.0
 
 
-# --- E2: writes in replica context -----------------------------------------------------------------
+# --- E2: writes in replica context ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_e2_the_aggregation_says_what_a_write_on_each_replica_means(
 ):
     with strategy.scope():
         v = rx.Variable(0.0, aggregation=aggregation)
-    run(lambda x: v.assign(x), rx.PerReplica([1.0, 3.0]))
+    run(v.assign, rx.PerReplica([1.0, 3.0]))
     assert [float(x) for x in v.values] == [expected, expected]
 
 
@@ -116,20 +116,18 @@ def test_e2_without_aggregation_the_variable_is_named(run, strategy):
     with strategy.scope():
         v = rx.Variable(0.0, name="moving_mean")
     with pytest.raises(rx.errors.VaryingWriteError, match=r"`moving_mean`(.|\n)*aggregation="):
-        run(lambda x: v.assign(x), rx.PerReplica([1.0, 3.0]))
+        run(v.assign, rx.PerReplica([1.0, 3.0]))
     assert float(v) == 0.0
 
 
-# --- E3: an update inside a conditional ------------------------------------------------------------
+# --- E3: an update inside a conditional ----------------------------------------------------------
 
 
 def conditional_update(w, condition, x):
     """`w += all_reduce(x)` if the condition holds, as both runners write it."""
     ctx = rx.get_replica_context()
     if isinstance(condition, jax.core.Tracer):
-        total = jax.lax.cond(
-            condition, lambda x: ctx.all_reduce("sum", x), lambda x: jnp.zeros_like(x), x
-        )
+        total = jax.lax.cond(condition, lambda x: ctx.all_reduce("sum", x), jnp.zeros_like, x)
         w.assign_add(total)
     elif condition:
         w.assign_add(ctx.all_reduce("sum", x))
@@ -152,9 +150,7 @@ def test_e3_a_condition_that_differs_is_refused(run, runner, strategy):
     with strategy.scope():
         w = rx.Variable(0.0, name="w")
     expected = (
-        rx.errors.VaryingControlFlowError
-        if runner.compiled
-        else rx.errors.CollectiveMismatchError
+        rx.errors.VaryingControlFlowError if runner.compiled else rx.errors.CollectiveMismatchError
     )
     with pytest.raises(expected, match=r"test_scopes\.py"):
         run(lambda x: conditional_update(w, x > 2, x), rx.PerReplica([1.0, 3.0]))
@@ -176,7 +172,7 @@ def test_e3_skipping_an_update_everywhere(run, strategy):
     assert float(w) == -1.0
 
 
-# --- E4: a reloaded model runs on all devices ------------------------------------------------------
+# --- E4: a reloaded model runs on all devices ----------------------------------------------------
 
 
 def test_e4_a_model_loaded_in_scope_runs_on_all_devices(runner, strategy, tmp_path):
@@ -200,7 +196,7 @@ def test_e4_a_model_loaded_in_scope_runs_on_all_devices(runner, strategy, tmp_pa
     assert {next(iter(x.devices())) for x in loaded.values} == devices
 
 
-# --- E7 and E9: gather -------------------------------------------------------------------------------
+# --- E7 and E9: gather ---------------------------------------------------------------------------
 
 UNEVEN = rx.PerReplica([np.array([0, 1]), np.array([2, 3, 4])])
 

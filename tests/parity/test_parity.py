@@ -55,11 +55,20 @@ TESTS = [
 ]
 
 
-def run_kit(*arguments: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="session")
+def compiled_programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this test session, in which the workers share what XLA compiled."""
+    return tmp_path_factory.getbasetemp().parent / "compiled-programs-of-the-kit"
+
+
+def run_kit(compiled_programs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the kit's runner; its workers inherit the environment. Warnings are errors there."""
     ours = ("JAX_", "XLA_", "REPLICAX_", "PYTEST_", "COV_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(SOURCE)}
+    env["JAX_COMPILATION_CACHE_DIR"] = str(compiled_programs)
+    env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    env["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     # The runner leaves the pipes of its workers to the garbage collector.
     env["PYTHONWARNINGS"] = "error,ignore::ResourceWarning"
     return subprocess.run(
@@ -86,12 +95,12 @@ def test_every_case_is_in_a_test():
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 10)
 @pytest.mark.parametrize(("system", "group"), TESTS)
-def test_the_kit_passes(system, group):
+def test_the_kit_passes(compiled_programs, system, group):
     area, pattern = group
     arguments = ["--area", area, "--id", pattern, "--timeout", str(CASE_TIMEOUT_S)]
     for need in SYSTEMS[system]:
         arguments += ["--without", need]
-    ran = run_kit("--system", f"adapter:{system}", *arguments)
+    ran = run_kit(compiled_programs, "--system", f"adapter:{system}", *arguments)
     assert ran.stdout.splitlines()[-1:] == [f"{len(cases_of(system, group))} passed, 0 failed"], (
         ran.stdout + ran.stderr
     )

@@ -62,7 +62,7 @@ def test_the_container_of_a_variable(run, strategy, make):
     assert copies(v) == [1.0, 1.0]
 
 
-# --- colocate_vars_with ----------------------------------------------------------------------------
+# --- colocate_vars_with --------------------------------------------------------------------------
 
 
 def test_colocate_vars_with(strategy, make):
@@ -94,7 +94,7 @@ def test_colocate_vars_with_something_else_is_refused(strategy, other, which):
         pass
 
 
-# --- update ----------------------------------------------------------------------------------------
+# --- update --------------------------------------------------------------------------------------
 
 PLACES = ["eager", "scope", "function", "eager replica", "replica", "eager merge", "merge"]
 
@@ -111,22 +111,18 @@ def update(request, strategy):
         def merged(*args):
             return rx.get_replica_context().merge_call(lambda _, *args: act(*args), args=args)
 
-        match place:
-            case "eager":
+        if place == "scope":
+            with strategy.scope():
                 return act(*args)
-            case "scope":
-                with strategy.scope():
-                    return act(*args)
-            case "function":
-                return rx.function(act)(*args)
-            case "eager replica":
-                return strategy.run(act, args=args)
-            case "replica":
-                return rx.function(lambda *args: strategy.run(act, args=args))(*args)
-            case "eager merge":
-                return strategy.run(merged, args=args)
-            case _:
-                return rx.function(lambda *args: strategy.run(merged, args=args))(*args)
+        step = {
+            "eager": act,
+            "function": rx.function(act),
+            "eager replica": lambda *args: strategy.run(act, args=args),
+            "replica": rx.function(lambda *args: strategy.run(act, args=args)),
+            "eager merge": lambda *args: strategy.run(merged, args=args),
+            "merge": rx.function(lambda *args: strategy.run(merged, args=args)),
+        }[place]
+        return step(*args)
 
     call.place = place
     return call
@@ -239,17 +235,17 @@ def test_the_replicas_gradients_meet_in_update(run, make, strategy):
     assert copies(v) == [-20.0, -20.0]
 
 
-BAD_TARGETS = {
-    "plain": lambda other: rx.Variable(0.0, name="plain"),
-    "other": lambda other: of_another(other),
-    "array": lambda other: jnp.ones(2),
-    "none": lambda other: None,
-}
-
-
 def of_another(other):
     with other.scope():
         return rx.Variable(0.0, name="elsewhere")
+
+
+BAD_TARGETS = {
+    "plain": lambda other: rx.Variable(0.0, name="plain"),
+    "other": of_another,
+    "array": lambda other: jnp.ones(2),
+    "none": lambda other: None,
+}
 
 
 @pytest.mark.parametrize("which", BAD_TARGETS)
@@ -272,7 +268,7 @@ def test_bad_arguments_of_update_are_refused(strategy, make, bad):
         strategy.extended.update(make(), **arguments)
 
 
-# --- reduce_to, batch_reduce_to, broadcast_to -----------------------------------------------------
+# --- reduce_to, batch_reduce_to, broadcast_to ----------------------------------------------------
 
 
 def test_reduce_to_a_variable(runner, strategy, make):

@@ -348,8 +348,7 @@ def test_it_ends_in_an_error_that_says_what_to_do(given, misuse, runner):
     assert (type(copied), str(copied)) == (type(error), str(error))
 
 
-
-# -- what works here --------------------------------------------------------------------------------
+# -- what works here ------------------------------------------------------------------------------
 
 
 def test_a_per_replica_value_can_be_assigned_to_a_sync_on_read_variable(given):

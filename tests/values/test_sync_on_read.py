@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
@@ -43,7 +43,7 @@ def mirrored(n):
     return rx.MirroredStrategy([f"cpu:{i}" for i in range(n)])
 
 
-# --- what it is --------------------------------------------------------------------------------
+# --- what it is ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -76,7 +76,7 @@ def test_outside_of_every_scope_it_is_a_plain_variable():
     assert float(v) == 1.0
 
 
-# --- reads -------------------------------------------------------------------------------------
+# --- reads ---------------------------------------------------------------------------------------
 
 EXPECTED = {FIRST: 1.0, MEAN: 10.5, SUM: 21.0}
 
@@ -166,7 +166,8 @@ def test_conversions_and_operators(readable):
         v * v / expected,
         np.float32(0) + v,
         jnp.zeros(()) + v,
-        -(-v),
+        0 - (0 - v),
+        -v * -1,
         float(v),
         int(v) if expected != 10.5 else 10.5,
         complex(v),
@@ -238,7 +239,7 @@ def test_without_aggregation_it_has_no_common_value_elsewhere(runner, make, stra
 
 def test_without_aggregation_replicas_use_it(run, make, strategy):
     v = make(NONE)
-    run(lambda x: v.assign_add(x), rx.PerReplica([1.0, 20.0]))
+    run(v.assign_add, rx.PerReplica([1.0, 20.0]))
     assert copies(v) == [1.0, 20.0]
     assert [float(x) for x in strategy.local_results(run(lambda: v.value))] == [1.0, 20.0]
 
@@ -248,7 +249,7 @@ def test_integers(make):
     v.assign(rx.PerReplica([3, 4]))
     assert v.value.dtype == jnp.int32
     assert int(v) == 7
-    assert [0] * 7 + [1] == [0] * v.__index__() + [1]
+    assert [0] * v.__index__() + [1] == [0] * 7 + [1]
 
 
 def test_the_mean_of_equal_copies_is_the_copy_bit_for_bit():
@@ -340,7 +341,7 @@ def test_a_compiled_step_that_reads_it_across_replicas_communicates(make, strate
 
     @rx.function
     def step(x):
-        strategy.run(lambda x: v.assign_add(x), args=(x,))
+        strategy.run(v.assign_add, args=(x,))
         return v.value
 
     x = rx.PerReplica([1.0, 20.0])
@@ -477,33 +478,53 @@ def test_a_per_replica_value_can_only_be_assigned(make, call):
 # --- shares --------------------------------------------------------------------------------------
 
 REPLICAS = [2, 3, 5, 7]
+SHARES = settings(max_examples=5, phases=[Phase.generate])  # 256 numbers shrink to nothing simpler
 FLOATS = [np.float32, np.float16, jnp.bfloat16]
 
 
 @pytest.fixture(scope="module")
 def sums():
-    """`sums(n, dtype)`: a variable of 64 numbers whose copies are summed, always the same."""
+    """`sums(n, dtype)`: a step that assigns 256 numbers to a variable whose copies are summed.
+
+    It returns what is read afterwards, and the shares.
+    """
     made = {}
 
     def find(n, dtype):
         if (n, dtype) not in made:
             with mirrored(n).scope():
-                made[n, dtype] = rx.Variable(
-                    jnp.zeros(64, dtype), synchronization="on_read", aggregation="sum"
-                )
+                v = rx.Variable(np.zeros(256, dtype), synchronization="on_read", aggregation="sum")
+
+            @rx.function
+            def step(values):
+                v.assign(values)
+                return v.value, v.per_replica()
+
+            made[n, dtype] = step
         return made[n, dtype]
 
-    return find
+    def assign(n, values):
+        read, shares = find(n, values.dtype)(values)
+        return np.asarray(read), np.asarray(shares.stacked)
+
+    return assign
+
+
+def bit_patterns(n):
+    """256 numbers, as the bits of unsigned integers of n bytes."""
+    return st.binary(min_size=256 * n, max_size=256 * n).map(
+        lambda data: np.frombuffer(data, {2: np.uint16, 4: np.uint32}[n])
+    )
 
 
 @pytest.mark.parametrize("n", REPLICAS)
-@settings(max_examples=10)
-@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=64, max_size=64))
+@SHARES
+@given(bit_patterns(4))
 def test_integer_shares(sums, n, values):
-    v = sums(n, jnp.int32)
-    v.assign(np.array(values, np.int32))
-    np.testing.assert_array_equal(v, values)
-    shares = np.stack([np.asarray(value) for value in v.values]).astype(np.int64)
+    values = values.view(np.int32)
+    read, shares = sums(n, values)
+    np.testing.assert_array_equal(read, values)
+    shares = shares.astype(np.int64)
     np.testing.assert_array_equal(shares.sum(axis=0), values)
     assert (shares.max(axis=0) - shares.min(axis=0)).max() <= 1
     assert (np.diff(shares, axis=0) <= 0).all()  # the remainder goes to the first replicas
@@ -517,31 +538,41 @@ def test_shares_of_seven_over_two_and_four():
         assert copies(v) == expected
 
 
-def bits(n):
-    unsigned = {2: np.uint16, 4: np.uint32}[n]
-    return st.lists(st.integers(0, 2 ** (8 * n) - 1), min_size=64, max_size=64).map(
-        lambda values: np.array(values, unsigned)
-    )
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("n", REPLICAS)
-@settings(max_examples=10)
+@SHARES
 @given(data=st.data())
 def test_floating_shares_add_up_bit_for_bit(sums, n, dtype, data):
-    """Any bit pattern but NaN and -0, which becomes 0: they compare equal."""
-    pattern = data.draw(bits(jnp.dtype(dtype).itemsize))
-    values = pattern.view(dtype)
-    values = np.where(np.isnan(values), dtype(1.5), values)
-    v = sums(n, dtype)
-    v.assign(values)
-    read = np.asarray(v)
-    assert read.dtype == jnp.dtype(dtype)
+    """Any bit pattern but NaN; -0 may become 0, which compares equal."""
+    values = data.draw(bit_patterns(jnp.dtype(dtype).itemsize)).view(dtype)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        values = np.where(np.isnan(values), dtype(1.5), values)
+    read, shares = sums(n, values)
+    assert read.dtype == shares.dtype == jnp.dtype(dtype)
     np.testing.assert_array_equal(read.astype(np.float64), flushed(values))
-    in_turn = np.zeros(64, dtype)
-    for share in v.values:  # in replica order, each sum rounded to the dtype
-        in_turn = (in_turn + np.asarray(share)).astype(dtype)
+    in_turn = np.zeros(256, dtype)
+    for share in shares:  # in replica order, each sum rounded to the dtype
+        in_turn = (in_turn + share).astype(dtype)
     np.testing.assert_array_equal(in_turn.astype(np.float64), flushed(values))
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_numbers_of_which_no_replica_can_hold_an_equal_share(sums, n, dtype):
+    smallest = np.float64(jnp.finfo(dtype).tiny)
+    values = np.resize((smallest * (1 + np.arange(8) / 64)).astype(dtype), 256)
+    read, shares = sums(n, values)
+    np.testing.assert_array_equal(read, values)
+    np.testing.assert_array_equal(shares.sum(axis=0, dtype=np.float64), values.astype(np.float64))
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, -3.3e38, 1e-30])
+def test_floating_shares_outside_of_a_step(value):
+    with mirrored(3).scope():
+        v = rx.Variable(0.0, synchronization="on_read", aggregation="sum")
+    v.assign(value)
+    first, second, third = (np.asarray(share) for share in v.values)
+    assert float(v) == float(np.float32(value)) == first + second + third
 
 
 def flushed(values):
@@ -552,18 +583,14 @@ def flushed(values):
     return np.where(np.abs(wide) < np.finfo(np.float32).tiny, 0.0, wide)
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_what_is_not_finite_is_kept(sums, value):
-    for n in REPLICAS:
-        v = sums(n, np.float32)
-        v.assign(np.full(64, value, np.float32))
-        np.testing.assert_array_equal(v, np.full(64, value))
+@pytest.mark.parametrize("n", REPLICAS)
+def test_what_is_not_finite_is_kept(sums, n):
+    values = np.float32([np.inf, -np.inf, np.nan, 1.0] * 64)
+    np.testing.assert_array_equal(sums(n, values)[0], values)
 
 
 def test_shares_are_of_like_size(sums):
-    v = sums(7, np.float32)
-    v.assign(np.full(64, 0.7, np.float32))
-    np.testing.assert_allclose(np.stack(v.values), 0.1, rtol=1e-5)
+    np.testing.assert_allclose(sums(7, np.full(256, 0.7, np.float32))[1], 0.1, rtol=1e-5)
 
 
 def test_complex_shares():

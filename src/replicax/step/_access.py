@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from replicax import errors
@@ -115,7 +116,7 @@ class FunctionTrace(TracedVariables):
         strategy = frame.strategy if frame is not None else None
         with jax.ensure_compile_time_eval(), entered(Frame(strategy)):
             variable = make()
-        self.values[variable] = np.asarray(variable._value)
+        self.values[variable] = constant(variable._value)
         self.created.append(variable)
         return variable
 
@@ -145,6 +146,15 @@ class FunctionTrace(TracedVariables):
                     fix="Make one function for each strategy.",
                 )
             )
+
+
+def constant(array: jax.Array) -> Any:
+    """The array as a constant of a trace, which lies on no devices."""
+    if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return np.asarray(array)
+    with jax.ensure_compile_time_eval():
+        data = jnp.asarray(np.asarray(jax.random.key_data(array)))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
 
 
 class ForeignTrace(FunctionTrace):

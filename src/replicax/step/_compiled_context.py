@@ -11,7 +11,7 @@ import numpy as np
 
 from replicax import errors
 from replicax.collectives import Entry, ReduceOp, mapped
-from replicax.step._access import TracedVariables, require_same_strategy
+from replicax.step._access import TracedVariables, constant, require_same_strategy
 from replicax.step._arguments import Leaf, check_components
 from replicax.step._collective import Collective
 from replicax.step._context import ReplicaContext
@@ -64,7 +64,7 @@ class ReplicaVariables(TracedVariables):
         """Create a variable; its copy is a constant of this trace, which is made anew."""
         variable = super().create(make)
         if variable.is_on_read:
-            self.values[variable] = np.asarray(variable._value)[0]
+            self.values[variable] = constant(variable._value)[0]
         return variable
 
     def store(self, variable: Variable, value: Any, call_site: errors.CallSite | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -274,7 +275,9 @@ def check_same_function(functions: Sequence[Any], requests: Sequence[Request]) -
         CollectiveMismatchError: With a row a replica.
     """
     # Lambdas and partials are made anew on each replica; what they run is the same.
-    inner = [fn.func if isinstance(fn, functools.partial) else fn for fn in functions]
+    inner = [
+        inspect.unwrap(fn.func if isinstance(fn, functools.partial) else fn) for fn in functions
+    ]
     codes = [getattr(fn, "__code__", fn) for fn in inner]
     if all(code == codes[0] for code in codes[1:]):
         return

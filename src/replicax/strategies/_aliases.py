@@ -10,12 +10,19 @@ class TensorFlowAliases:
     """Old names, each the method without the prefix."""
 
     distribute_dataset: Callable[..., Any]
+    distribute_datasets_from_function: Callable[..., Any]
     distribute_values_from_function: Callable[..., Any]
     local_results: Callable[..., Any]
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """See `distribute_dataset`."""
         return self.distribute_dataset(dataset, options)
+
+    def experimental_distribute_datasets_from_function(
+        self, dataset_fn: Callable[..., Any], options: Any = None
+    ) -> Any:
+        """See `distribute_datasets_from_function`."""
+        return self.distribute_datasets_from_function(dataset_fn, options)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
         """See `distribute_values_from_function`."""

@@ -262,7 +262,18 @@ class CrossReplicaOperations:
         return placed
 
     def _components(self, value: Any) -> tuple[Any, ...] | None:
-        """The components, or None if the value does not belong to replicas."""
+        """The components, or None if the value does not belong to replicas.
+
+        In a merge function they lie on all devices, so that they can be used together.
+        """
+        components = self._components_in_place(value)
+        frame = current_frame()
+        if components is None or frame is None or frame.merging is None:
+            return components
+        return tuple(jax.tree.map(self._placed, components))
+
+    def _components_in_place(self, value: Any) -> tuple[Any, ...] | None:
+        """The components, each on its replica's device."""
         if isinstance(value, SyncOnReadVariable):
             value = value.per_replica()
         self._check_count(value)

@@ -13,7 +13,7 @@ from replicax.values._frames import Frame, current_frame
 from replicax.values._indexed_slices import IndexedSlices
 from replicax.values._kinds import VariableAggregation
 from replicax.values._operators import ArrayLike
-from replicax.values._writes import checked
+from replicax.values._writes import beside, checked
 
 if TYPE_CHECKING:
     from replicax.values._variable import Variable
@@ -166,8 +166,10 @@ class ElementsOf:
         index = tuple(i.value if isinstance(i, ArrayLike) else i for i in index)
 
         def change(state: Any, leading: tuple[Any, ...] = ()) -> Any:
+            places = (*leading, *(beside(i, state) for i in index))
+            value = beside(operand, state)
             try:
-                return getattr(state.at[(*leading, *index)], op)(operand, **options)
+                return getattr(state.at[places], op)(value, **options)
             except (ValueError, IndexError) as error:
                 raise _does_not_fit(variable, call, index, operand, error) from error
 
@@ -205,14 +207,18 @@ def _scatter(variable: Any, call: str, op: str, slices: Any) -> None:
             slices = replica.all_reduce(variable.aggregation.value, slices)
         elif variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             slices = replica.broadcast(slices)
-        changed = getattr(variable.value.at[slices.indices], op)(slices.values)
-        frame.access.store(variable, changed, site)  # type: ignore[union-attr]
+        frame.access.store(variable, _changed(variable.value, op, slices), site)  # type: ignore[union-attr]
         return
 
     def change(state: Any, leading: tuple[Any, ...] = ()) -> Any:
-        return getattr(state.at[(*leading, slices.indices)], op)(slices.values)
+        return _changed(state, op, slices, leading)
 
     _across(variable, call, change, frame, site)
+
+
+def _changed(state: Any, op: str, slices: IndexedSlices, leading: tuple[Any, ...] = ()) -> Any:
+    rows: Any = state.at[(*leading, beside(slices.indices, state))]
+    return getattr(rows, op)(beside(slices.values, state))
 
 
 def _writes_one_copy(frame: Frame | None, variable: Variable) -> bool:

@@ -87,15 +87,21 @@ def facts_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     ):
         if key in facts:
             facts[key] = kind.parse(facts[key]).name
+    if facts.get("dtype") is not None:
+        facts["dtype"] = jnp.dtype(facts["dtype"])
     if not callable(initial):
-        facts["shape"] = _shape_of(initial)
+        facts["shape"], dtype = _kind_of(initial)
+        facts.setdefault("dtype", dtype)
     return {key: str(value) for key, value in facts.items()}
 
 
-def _shape_of(initial: Any) -> tuple[int, ...] | None:
-    """The shape of an initial value; None if it has none, for which the variable refuses it."""
+def _kind_of(initial: Any) -> tuple[tuple[int, ...] | None, Any]:
+    """Shape and dtype of an initial value; None for what the variable will refuse."""
     value: Any = initial.value if isinstance(initial, ArrayLike) else initial
     try:
-        return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
+        array = value if hasattr(value, "dtype") else np.asarray(value)
+        is_key = jnp.issubdtype(array.dtype, jax.dtypes.extended)
+        dtype = array.dtype if is_key else jax.dtypes.canonicalize_dtype(array.dtype)
+        return tuple(array.shape), dtype
     except (TypeError, ValueError):
-        return None
+        return None, None

@@ -46,7 +46,9 @@ def _shares(value: jax.Array, count: int) -> jax.Array:
     if jnp.issubdtype(value.dtype, jnp.complexfloating):
         return jax.lax.complex(_shares(value.real, count), _shares(value.imag, count))
     equal = value / count
-    is_exact = jnp.asarray(count & (count - 1) == 0) & (equal * count == value)
+    # Not `equal * count == value`, which XLA takes to be true.
+    halves = jnp.asarray(count & (count - 1) == 0)
+    is_exact = halves & (jnp.abs(value) >= count * jnp.finfo(value.dtype).tiny)
     short = _shortened(equal, math.ceil(math.log2(count)) + 1)
     others = jnp.where(jnp.isfinite(value), jnp.where(is_exact, equal, short), 0)
     first_share = jnp.where(is_exact, equal, value - others * (count - 1))

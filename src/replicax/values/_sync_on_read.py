@@ -140,6 +140,9 @@ class SyncOnReadVariable(Variable, DistributedValues, kind="on_read"):
             return
         site = errors.call_site()
         copies = _checked_components(self, value)
+        is_local = frame is not None and frame.access is not None and frame.access.is_local
+        if frame is not None and is_local and value.local is None:
+            copies = frame.merging.own_copy(copies)
         self._change_across(lambda _: copies, frame, site)
 
     def _combined(self, replica: Any, value: jax.Array) -> jax.Array:
@@ -189,6 +192,10 @@ def _checked_components(variable: SyncOnReadVariable, value: PerReplica) -> Any:
     copies = [checked(variable, "assign", component) for component in value.values]
     for copy in copies:
         check_shape(variable, "assign", copy.shape)
-    if any(isinstance(copy, jax.core.Tracer) for copy in copies):
-        return jnp.stack(copies)
-    return variable._state_from_copies(copies)
+    frame = current_frame()
+    if frame is None or frame.access is None:
+        return variable._state_from_copies(copies)
+    home = variable.strategy.replica_mesh.devices[0]
+    is_traced = [isinstance(copy, jax.core.Tracer) for copy in copies]
+    here = [x if t else jax.device_put(x, home) for x, t in zip(copies, is_traced, strict=True)]
+    return jnp.stack(here)

@@ -38,9 +38,11 @@ class _VariableType(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         frame = current_frame()
-        if frame is None or frame.strategy is None:
+        if frame is None:
             return super().__call__(*args, **kwargs)
-        kind: Any = cls if cls is not Variable else _kind_for(frame.strategy, kwargs)
+        kind: Any = cls
+        if cls is Variable and frame.strategy is not None:
+            kind = _kind_for(frame.strategy, kwargs)
         if frame.access is None:
             return type.__call__(kind, *args, **kwargs)
 
@@ -136,6 +138,8 @@ class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
         self.strategy: StrategyLike | None = frame.strategy if frame is not None else None
         value = initial_array(self.name, initial_value, dtype, self.aggregation)
         self._cell = Cell([self._state_from(value)])
+        if isinstance(initial_value, _CopyOf):
+            self._value = self._placed(initial_value.variable._value)
         _LIVE.add(self)
         _deferred.note_creation(self)
 
@@ -333,14 +337,12 @@ class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
         inside = dataclasses.replace(frame, strategy=self.strategy) if frame is not None else None
         with entered(inside or Frame(self.strategy)):
             copied: Variable = type(self)(
-                lambda: self._copies()[0],
+                _CopyOf(self),
                 trainable=self.trainable,
                 name=self.name,
                 synchronization=self.synchronization,
                 aggregation=self.aggregation,
             )
-        if frame is None or frame.access is None:
-            copied._store_directly(self._value)
         memo[id(self)] = copied
         return copied
 
@@ -363,6 +365,16 @@ class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
 
     def __eq__(self, other: object) -> bool:
         return self is other
+
+
+class _CopyOf:
+    """An initial value: what each copy of another variable holds."""
+
+    def __init__(self, variable: Variable) -> None:
+        self.variable = variable
+
+    def __call__(self) -> jax.Array:
+        return self.variable._copies()[0]
 
 
 class MirroredVariable(Variable, Mirrored, kind="mirrored"):

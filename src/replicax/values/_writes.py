@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import errors
 from replicax.values._combine import as_array
@@ -28,7 +29,8 @@ def checked(variable: Variable, call: str, value: Any) -> jax.Array:
         value: An array, a number, or another variable.
 
     Raises:
-        InvalidArgumentError: A dtype that does not fit, or that has no sums where one is asked for.
+        ArgumentTypeError: A dtype that does not fit.
+        InvalidArgumentError: The variable's dtype has no sums where one is asked for.
         VaryingWriteError: A per-replica value.
     """
     if isinstance(value, PerReplica):
@@ -55,7 +57,7 @@ def checked(variable: Variable, call: str, value: Any) -> jax.Array:
             )
         )
     if not fits(array, variable.dtype):
-        raise errors.InvalidArgumentError(
+        raise errors.ArgumentTypeError(
             errors.describe(
                 f"`{variable.name}.{call}` was given {given}, but the variable has dtype "
                 f"{variable.dtype}.",
@@ -95,4 +97,19 @@ def applied(update: Update, before: Any, operand: Any) -> Any:
     """The new value of an update of ``before``."""
     if update == "assign":
         return operand
+    operand = beside(operand, before)
     return before + operand if update == "assign_add" else before - operand
+
+
+def beside(operand: Any, state: Any) -> Any:
+    """An operand on the devices of a state: `assign` takes values from anywhere, so others do."""
+    if any(
+        isinstance(x, jax.core.Tracer) or not isinstance(x, jax.Array) for x in (operand, state)
+    ):
+        return operand
+    sharding = state.sharding
+    if isinstance(sharding, NamedSharding):  # The copies of a sync-on-read variable are sharded.
+        sharding = NamedSharding(sharding.mesh, PartitionSpec())
+    if operand.sharding == sharding:
+        return operand
+    return jax.device_put(operand, sharding)
