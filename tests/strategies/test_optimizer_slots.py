@@ -67,7 +67,7 @@ class Model:
 @pytest.mark.parametrize(
     ("n", "late"), [(1, False), (2, True), (4, False)], ids=["1", "2, made by the first step", "4"]
 )
-def test_slots_in_variables(runner: Any, n: int, late: bool) -> None:
+def test_slots_in_variables(runner: Any, n: int, *, late: bool) -> None:
     strategy = rx.MirroredStrategy([f"cpu:{i}" for i in range(n)])
     model = Model(strategy, late=late)
     step = runner(lambda x, y: strategy.run(model.replica_step, args=(x, y)))
@@ -111,6 +111,6 @@ def test_a_slot_of_another_owner_is_refused(
         model.slots = model.new_slots()
     step = runner(lambda x, y: strategy.run(model.replica_step, args=(x, y)))
     (batch,) = strategy.distribute_dataset([(X, Y)])
-    with pytest.raises(rx.errors.MixedStrategiesError, match="strategy.scope"):
+    with pytest.raises(rx.errors.MixedStrategiesError, match=r"with strategy\.scope"):
         step(*batch)
     assert model.w.value.tolist() == [0, 0, 0]
