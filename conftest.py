@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 
 import jax
 import pytest
 
 LOGICAL_CPU_DEVICES = 8
+COMPILED = "REPLICAX_TESTS_COMPILED"
+"""Names the folder in which the processes of one test session share what XLA compiled."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -16,3 +20,9 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_num_cpu_devices", LOGICAL_CPU_DEVICES)
     if config.option.markexpr != "accelerator":
         jax.config.update("jax_platforms", "cpu")
+    if COMPILED not in os.environ:
+        os.environ[COMPILED] = tempfile.mkdtemp(prefix="replicax-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(COMPILED), ignore_errors=True))
+    jax.config.update("jax_compilation_cache_dir", os.environ[COMPILED])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

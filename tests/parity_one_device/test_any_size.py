@@ -42,6 +42,7 @@ def check_training(trainer, batches, features):
     assert largest_difference(weights, expected_weights) <= 1e-6
 
 
+@pytest.mark.slow
 @SIZES
 @settings(**EXAMPLES)
 @example(count=1, batch_size=17, n=8, features=1)
@@ -51,6 +52,7 @@ def test_compiled_training(count, batch_size, n, features):
     check_training(trainer, cut(rows(count, features), batch_size), features)
 
 
+@pytest.mark.slow
 @SIZES
 @settings(**EXAMPLES)
 @example(count=11, batch_size=9, n=8, features=3)
@@ -59,6 +61,7 @@ def test_compiled_training_in_place(count, batch_size, n, features):
     check_training(trainer, cut(rows(count, features), batch_size), features)
 
 
+@pytest.mark.slow
 @SIZES
 @settings(max_examples=2)
 @example(count=4, batch_size=3, n=5, features=2)
@@ -126,6 +129,7 @@ def check_outputs(wrap, batches, n, features):
         )
 
 
+@pytest.mark.slow
 @SIZES
 @settings(**EXAMPLES)
 @example(count=9, batch_size=7, n=8, features=2)
@@ -133,6 +137,7 @@ def test_compiled_outputs(count, batch_size, n, features):
     check_outputs(rx.function, cut(rows(count, features), batch_size)[-3:], n, features)
 
 
+@pytest.mark.slow
 @SIZES
 @settings(max_examples=2)
 @example(count=7, batch_size=7, n=3, features=2)

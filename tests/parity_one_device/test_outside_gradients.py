@@ -103,7 +103,10 @@ def shared_out(x):
     return batch
 
 
-@pytest.mark.parametrize("where", ["inside rx.function", "around rx.function", "without"])
+@pytest.mark.parametrize(
+    "where",
+    ["inside rx.function", "around rx.function", pytest.param("without", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradient_from_outside_is_that_of_one_device(name, where):
     loss, one_device = LOSSES[name]
@@ -120,7 +123,7 @@ def test_gradient_from_outside_is_that_of_one_device(name, where):
     np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("count", [7, 2])
 @pytest.mark.parametrize("name", ["global_mean", "reduce rows"])
 def test_gradient_from_outside_of_an_uneven_batch(name, count, inside):

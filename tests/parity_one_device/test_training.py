@@ -76,7 +76,9 @@ def check(style: str, optimizer: str, n: int, kind: str, *, compiled: bool) -> N
         *itertools.product(["functional"], ["momentum"], ["short_last", "indivisible"]),
     ],
 )
-@pytest.mark.parametrize("n", REPLICAS)
+@pytest.mark.parametrize(
+    "n", [n if n in (1, 2, 3) else pytest.param(n, marks=pytest.mark.slow) for n in REPLICAS]
+)
 def test_compiled_training_gives_the_weights_of_one_device(n, optimizer, style, kind):
     check(style, optimizer, n, kind, compiled=True)
 
@@ -87,7 +89,9 @@ def test_compiled_training_gives_the_weights_of_one_device(n, optimizer, style, 
     ("style", "optimizer"),
     [*itertools.product(["variables", "functional"], ["sgd", "adam"]), ("variables", "momentum")],
 )
-@pytest.mark.parametrize("n", REPLICAS)
+@pytest.mark.parametrize(
+    "n", [n if n in (1, 2) else pytest.param(n, marks=pytest.mark.slow) for n in REPLICAS]
+)
 def test_eager_training_gives_the_weights_of_one_device(n, optimizer, style):
     check(style, optimizer, n, "mixed", compiled=False)
 

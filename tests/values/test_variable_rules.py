@@ -185,7 +185,7 @@ def check_all(results: Any, expected: Any) -> None:
 def test_any_sequence_follows_the_rules(runner, replicas):
     strategy = strategy_of(replicas)
 
-    @settings(max_examples={1: 5, 2: 24, 3: 14}[replicas], deadline=None)
+    @settings(max_examples={1: 3, 2: 14, 3: 8}[replicas], deadline=None)
     @given(st.sampled_from(kinds(replicas)), st.lists(operations, min_size=1, max_size=12))
     def follows(kind, sequence):
         variable = variable_of(kind)
