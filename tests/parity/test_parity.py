@@ -32,8 +32,7 @@ SYSTEMS = {
 # few groups are cheaper; a group takes half a minute at most on an idle machine.
 GROUPS = {
     "EagerSystem": {
-        "variables": ["variables/", "assign_cross/", "context/", "run/"],
-        "writes in replicas": ["assign_replica/", "scatter/", "merge_update/"],
+        "variables": ["variables/", "assign_", "scatter/", "merge_update/", "context/", "run/"],
         "values": ["reduce/", "gather/", "input/", "checkpoint/"],
         "collectives": ["collectives/", "gradients/"],
         "perceptrons": ["training/perceptron"],

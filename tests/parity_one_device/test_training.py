@@ -73,7 +73,7 @@ def check(style: str, optimizer: str, n: int, kind: str, *, compiled: bool) -> N
             ["even", "short_last", "indivisible", "few_rows"],
         ),
         *itertools.product(["donated"], ["sgd", "adam"], ["few_rows"]),
-        *itertools.product(["functional"], ["momentum"], ["short_last", "indivisible"]),
+        ("functional", "momentum", "short_last"),
     ],
 )
 @pytest.mark.parametrize(
@@ -87,11 +87,9 @@ def test_compiled_training_gives_the_weights_of_one_device(n, optimizer, style, 
 # there is nothing to donate.
 @pytest.mark.parametrize(
     ("style", "optimizer"),
-    [*itertools.product(["variables", "functional"], ["sgd", "adam"]), ("variables", "momentum")],
+    list(itertools.product(["variables", "functional"], ["sgd", "adam"])),
 )
-@pytest.mark.parametrize(
-    "n", [n if n in (1, 2) else pytest.param(n, marks=pytest.mark.slow) for n in REPLICAS]
-)
+@pytest.mark.parametrize("n", REPLICAS)
 def test_eager_training_gives_the_weights_of_one_device(n, optimizer, style):
     check(style, optimizer, n, "mixed", compiled=False)
 
