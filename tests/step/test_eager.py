@@ -320,3 +320,9 @@ def test_a_replica_that_does_not_arrive_in_time():
 def test_no_time_out_by_default(strategy):
     assert strategy.communication_options.timeout_seconds is None
     logging.getLogger("replicax").debug("the runner waits for ever")
+
+
+def test_components_without_arrays_are_handed_on(strategy):
+    nothing = rx.PerReplica([None, None])
+    assert strategy.run(lambda x: x is None, args=(nothing,)) is True
+    assert strategy.run(len, args=(rx.PerReplica([(), ()]),)) == 0

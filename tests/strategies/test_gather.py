@@ -92,3 +92,12 @@ def test_a_bare_value_is_returned(gather, strategy):
 def test_what_is_no_array_is_refused(strategy):
     with pytest.raises(rx.errors.ArgumentTypeError, match="no array"):
         strategy.gather(rx.PerReplica(["a", "b"]), 0)
+
+
+def test_a_variable_that_a_replica_returns_is_no_row(runner, strategy):
+    """It has as many elements as the replica has rows, and is gathered as it is all the same."""
+    with strategy.scope():
+        w = rx.Variable([1.0, 2.0], name="w")
+    step = runner(lambda x: strategy.run(lambda x: w.value, args=(x,)))
+    (batch,) = strategy.distribute_dataset([np.arange(4.0)])
+    assert strategy.gather(step(batch), axis=0).tolist() == [1, 2]

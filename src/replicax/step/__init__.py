@@ -4,7 +4,6 @@ Floor 4 of the design. The compiled runner traces a replica function once, prove
 program over all devices; the eager runner runs it once a replica, in turns.
 """
 
-from replicax.collectives import TURNS as TURNS
 from replicax.step._access import surrounding_trace as surrounding_trace
 from replicax.step._compiled_context import CompiledReplicaContext as CompiledReplicaContext
 from replicax.step._context import ReplicaContext as ReplicaContext
@@ -21,15 +20,16 @@ from replicax.step._run import require_cross_replica as require_cross_replica
 from replicax.step._run import run as run
 from replicax.step._run import run_update as run_update
 from replicax.step._single_context import SingleReplicaContext as SingleReplicaContext
+from replicax.step._single_context import current_replica_context as current_replica_context
 
 __all__ = [
-    "TURNS",
     "CompiledReplicaContext",
     "Function",
     "RandomStream",
     "ReplicaContext",
     "SingleReplicaContext",
     "compute_average_loss",
+    "current_replica_context",
     "function",
     "is_counted",
     "is_per_row",

@@ -83,7 +83,10 @@ class _Run:
         )
         self.has_met = False
         self.row_counts = {
-            np.shape(jax.tree.leaves(parts[0])[0])[:1] for parts in self.components if parts
+            np.shape(array)[:1]
+            for parts in self.components
+            if parts is not None
+            for array in jax.tree.leaves(parts[0])[:1]
         }
         self.plain = {(leaf.value.shape, leaf.value.dtype) for leaf in self.leaves if leaf.is_array}
         self.variables = [EagerVariables(strategy, i) for i in range(len(self.mesh.devices))]
@@ -179,8 +182,9 @@ class _Run:
         mirrored = self.mesh.from_components(values)
         if not self.contexts[0].has_received(values[0]):
             remember(mirrored)
-            # Not state that went in and comes back.
+            # Not state that went in and comes back, nor what a variable holds.
             is_state = (mirrored.shape, mirrored.dtype) in self.plain
+            is_state = is_state or self.variables[0].holds(values[0])
             if mirrored.ndim and mirrored.shape[:1] in self.row_counts and not is_state:
                 remember_rows(mirrored)
         return mirrored

@@ -66,6 +66,10 @@ class EagerVariables:
         self._copies[variable] = jax.device_put(value, device)
         self.stored[variable] = call_site
 
+    def holds(self, array: jax.Array) -> bool:
+        """Whether ``array`` is a copy of a variable, as it was read or written."""
+        return any(copy is array for copy in self._copies.values())
+
     def forget(self) -> None:
         """Drop copies and writes, after they were committed."""
         self._copies.clear()

@@ -12,8 +12,7 @@ from replicax import errors
 from replicax.collectives import ReduceOp
 from replicax.step._context import ReplicaContext
 from replicax.step._rows import mean_dtype, wide_enough
-from replicax.step._single_context import SingleReplicaContext
-from replicax.values import current_frame
+from replicax.step._single_context import current_replica_context
 
 
 def compute_average_loss(per_example: Any, global_batch_size: Any = None) -> jax.Array:
@@ -50,7 +49,7 @@ def compute_average_loss(per_example: Any, global_batch_size: Any = None) -> jax
         >>> print(parts, strategy.reduce("sum", parts, axis=None))
         PerReplica(1.0, 2.0) 3.0
     """
-    context = _replica_context()
+    context = _checked_context()
     rows = context._rows
     array = rows.checked(per_example, "compute_average_loss")
     wide = wide_enough(array)
@@ -65,13 +64,10 @@ def compute_average_loss(per_example: Any, global_batch_size: Any = None) -> jax
     return average.astype(mean_dtype(array.dtype))
 
 
-def _replica_context() -> ReplicaContext:
-    frame = current_frame()
-    if frame is None or frame.strategy is None:
-        return SingleReplicaContext()
-    replica: Any = frame.replica
-    if isinstance(replica, ReplicaContext):
-        return replica
+def _checked_context() -> ReplicaContext:
+    context = current_replica_context()
+    if context is not None:
+        return context
     raise errors.ContextError(
         errors.describe(
             "`rx.compute_average_loss` was called in cross-replica context.",

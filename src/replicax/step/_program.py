@@ -124,9 +124,11 @@ class Program:
                 given = written[0] if written else first if self.donated else None
                 if given is None or given is not TURNS.output or TURNS.in_a_row >= IN_FLIGHT:
                     TURNS.settle()
-            read = [variable._value for variable in self.read] if self.read else []
+            read = []
             if self._moves:
                 read = [variable._for_program() for variable in self.read]
+            elif self.read:
+                read = [variable._value for variable in self.read]
             new, result, output = self._jitted(written, named, read, kwargs, *args)
             if new:
                 output = new[0]

@@ -44,6 +44,20 @@ class SingleReplicaContext(ReplicaContext):
         return merge_fn(self.strategy, *args, **kwargs)
 
 
+def current_replica_context() -> ReplicaContext | None:
+    """The replica context of this thread: None across replicas, a single one outside of scopes."""
+    frame = current_frame()
+    if frame is None or frame.strategy is None:
+        return _default_context()
+    replica: Any = frame.replica
+    return replica if isinstance(replica, ReplicaContext) else None
+
+
+@functools.cache
+def _default_context() -> SingleReplicaContext:
+    return SingleReplicaContext()
+
+
 @functools.cache
 def _default_stream() -> RandomStream:
     return RandomStream(None, seed=0)

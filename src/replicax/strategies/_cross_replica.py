@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from replicax import errors
-from replicax.collectives import ReduceOp
+from replicax.collectives import TURNS, ReduceOp
 from replicax.step import (
-    TURNS,
     CompiledReplicaContext,
     is_counted,
     is_per_row,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from replicax.step import ReplicaContext, SingleReplicaContext
+from replicax.step import ReplicaContext, current_replica_context
 from replicax.strategies._base import Strategy
 from replicax.strategies._one_device import DefaultStrategy
 from replicax.values import current_frame
@@ -14,11 +14,6 @@ from replicax.values import current_frame
 @functools.cache
 def _default_strategy() -> DefaultStrategy:
     return DefaultStrategy()
-
-
-@functools.cache
-def _default_replica_context() -> SingleReplicaContext:
-    return SingleReplicaContext()
 
 
 def get_strategy() -> Strategy:
@@ -65,11 +60,7 @@ def get_replica_context() -> ReplicaContext | None:
         >>> strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group)
         PerReplica(0, 1)
     """
-    frame = current_frame()
-    if frame is None or frame.strategy is None:
-        return _default_replica_context()
-    replica: Any = frame.replica
-    return replica if isinstance(replica, ReplicaContext) else None
+    return current_replica_context()
 
 
 def in_cross_replica_context() -> bool:
