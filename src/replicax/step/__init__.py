@@ -15,6 +15,7 @@ from replicax.step._losses import compute_average_loss as compute_average_loss
 from replicax.step._proof import register_primitive as register_primitive
 from replicax.step._random import RandomStream as RandomStream
 from replicax.step._results import is_counted as is_counted
+from replicax.step._results import is_per_row as is_per_row
 from replicax.step._run import mixed as mixed
 from replicax.step._run import require_cross_replica as require_cross_replica
 from replicax.step._run import run as run
@@ -31,6 +32,7 @@ __all__ = [
     "compute_average_loss",
     "function",
     "is_counted",
+    "is_per_row",
     "mixed",
     "register_primitive",
     "require_cross_replica",

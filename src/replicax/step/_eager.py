@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax import errors
 from replicax.collectives import Meet, Request, local, run_replicas
 from replicax.step._arguments import Leaf, check_components, flatten_arguments
 from replicax.step._collective import Collective
@@ -29,7 +30,7 @@ from replicax.step._eager_context import (
 )
 from replicax.step._eager_variables import EagerVariables, commit
 from replicax.step._jax_settings import current_settings, settings
-from replicax.step._results import flatten_result, remember
+from replicax.step._results import flatten_result, remember, remember_rows
 from replicax.step._rows import LocalRows
 from replicax.step._state import check_fed_back
 from replicax.values import (
@@ -75,6 +76,16 @@ class _Run:
         self.components = [
             leaf.value.values if leaf.is_per_replica else None for leaf in self.leaves
         ]
+        # A remainder of a dataset: replicas hold different numbers of rows.
+        self.uneven = next(
+            (leaf for leaf in self.leaves if leaf.is_per_replica and leaf.value.rows is not None),
+            None,
+        )
+        self.has_met = False
+        self.row_counts = {
+            np.shape(jax.tree.leaves(parts[0])[0])[:1] for parts in self.components if parts
+        }
+        self.plain = {(leaf.value.shape, leaf.value.dtype) for leaf in self.leaves if leaf.is_array}
         self.variables = [EagerVariables(strategy, i) for i in range(len(self.mesh.devices))]
         self.contexts: dict[int, EagerReplicaContext] = {}
         self.before_merges: dict[Variable, jax.Array] = {}
@@ -91,12 +102,27 @@ class _Run:
                 timeout_seconds=strategy.communication_options.timeout_seconds,
                 names=[f"replica {i}" for i in range(len(bodies))],
             )
+            self._check_rows_were_counted(results)
             combined = regroup(results, self._combined)
             commit(self.variables)
         except BaseException:
             self._undo_merges()
             raise
         return combined
+
+    def _check_rows_were_counted(self, results: Sequence[Any]) -> None:
+        """Refuse a step that combines replicas with different numbers of rows as if all were alike.
+
+        Raises:
+            UnusedMaskError: It does, and never asked how many rows are real.
+        """
+        asked = any(context._rows.mask_was_used for context in self.contexts.values())
+        if self.uneven is None or asked:
+            return
+        counts = np.asarray(self.uneven.value.rows).tolist()
+        has_written = any(variables.stored for variables in self.variables)
+        if self.has_met or has_written or _lost_rows(results, counts):
+            raise _rows_not_counted(self.uneven, counts)
 
     def _undo_merges(self) -> None:
         """Give variables back what they held before the first merge call of a failed run."""
@@ -153,11 +179,16 @@ class _Run:
         mirrored = self.mesh.from_components(values)
         if not self.contexts[0].has_received(values[0]):
             remember(mirrored)
+            # Not state that went in and comes back.
+            is_state = (mirrored.shape, mirrored.dtype) in self.plain
+            if mirrored.ndim and mirrored.shape[:1] in self.row_counts and not is_state:
+                remember_rows(mirrored)
         return mirrored
 
     # -- meetings -------------------------------------------------------------------
 
     def _serve(self, requests: list[Request]) -> list[Any]:
+        self.has_met = self.has_met or requests[0].entry.kind != "create_variable"
         if requests[0].entry.kind == "merge_call":
             return self._serve_merge(requests)
         if requests[0].entry.kind == "create_variable":
@@ -210,6 +241,31 @@ class _Run:
     def _merge_argument(self, values: Sequence[Any]) -> Any:
         is_array = any(isinstance(value, (jax.Array, np.ndarray)) for value in values)
         return PerReplica(tuple(values)) if is_array else self._combined(values)
+
+
+def _lost_rows(results: Sequence[Any], counts: Sequence[int]) -> bool:
+    """Whether a result differs between replicas and has not one entry a row."""
+    columns = zip(*map(jax.tree.leaves, results), strict=False)
+    return any(
+        any(np.shape(value)[:1] != (count,) for value, count in zip(column, counts, strict=True))
+        and not all(isinstance(v, jax.Array) and same_bits(column[0], v) for v in column)
+        for column in columns
+    )
+
+
+def _rows_not_counted(leaf: Leaf, counts: Sequence[int]) -> errors.UnusedMaskError:
+    return errors.UnusedMaskError(
+        errors.describe(
+            f"{leaf.label[0].upper()}{leaf.label[1:]} is the remainder of a dataset, and the step "
+            "never asked how many rows each replica has. No variable was changed.",
+            table=errors.Table(("replica", "rows"), list(enumerate(counts))),
+            why="A mean of the replicas' means weighs replicas, not rows, and the mean of no rows "
+            "is NaN. A compiled step is refused, too.",
+            fix="Take means with `ctx.global_mean(per_row)` and sums with `ctx.global_sum(...)` or "
+            "`ctx.local_sum(...)`; or let the dataset drop the remainder: "
+            "`rx.InputOptions(remainder='drop')`.",
+        )
+    )
 
 
 def _is_number(value: Any) -> bool:

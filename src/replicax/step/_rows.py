@@ -35,9 +35,9 @@ class LocalRows:
 
     def mask(self) -> jax.Array | None:
         """bool[B], or None if every row is real."""
+        self.mask_was_used = True
         if self.real is None or self.capacity is None:
             return None
-        self.mask_was_used = True
         mask: jax.Array = jnp.arange(self.capacity) < self.real
         return mask
 

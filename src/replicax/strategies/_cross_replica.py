@@ -13,6 +13,7 @@ from replicax.step import (
     TURNS,
     CompiledReplicaContext,
     is_counted,
+    is_per_row,
     require_cross_replica,
     surrounding_trace,
 )
@@ -218,6 +219,8 @@ class CrossReplicaOperations:
             value = value.per_replica()
         if sparse.is_sparse(value):
             raise sparse.not_gathered(value)
+        if is_per_row(value):
+            value = PerReplica(self._mesh.components(value))
         if not isinstance(value, PerReplica):
             return value
         self._check_count(value)
