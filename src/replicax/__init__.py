@@ -45,12 +45,13 @@ from replicax.verify import check_replicas_equal as check_replicas_equal
 
 if _typing.TYPE_CHECKING:
     from replicax import checkpoint as checkpoint
+    from replicax import data as data
 else:
 
     def __getattr__(name: str) -> _typing.Any:
-        """Import `checkpoint` when it is first used: it loads Orbax, which takes a second."""
-        if name == "checkpoint":
-            return _importlib.import_module("replicax.checkpoint")
+        """Import what is not always needed at its first use: `checkpoint` loads Orbax, a second."""
+        if name in ("checkpoint", "data"):
+            return _importlib.import_module(f"replicax.{name}")
         raise AttributeError(f"module 'replicax' has no attribute {name!r}")
 
 
@@ -84,6 +85,7 @@ __all__ = [
     "check_replicas_equal",
     "checkpoint",
     "compute_average_loss",
+    "data",
     "devices",
     "errors",
     "function",

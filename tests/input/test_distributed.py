@@ -87,6 +87,19 @@ def test_batches_go_into_both_runners(run, strategy):
     assert means == [1.5, 4.5]
 
 
+def test_the_mask_of_real_rows_has_two_names(strategy):
+    def count():
+        ctx = rx.get_replica_context()
+        return [
+            ctx.all_reduce("sum", jnp.sum(mask.astype(jnp.int32)))
+            for mask in (ctx.example_mask, ctx.row_mask)
+        ]
+
+    step = rx.function(lambda batch: strategy.run(lambda x: count(), args=(batch,)))
+    (batch,) = strategy.distribute_dataset([np.arange(3)])
+    assert [int(found) for found in step(batch)] == [3, 3]
+
+
 # --- the remainder -----------------------------------------------------------------------------
 
 

@@ -26,3 +26,26 @@ def test_what_is_no_size_is_refused(size):
 def test_an_unknown_remainder_lists_the_known_ones(remainder):
     with pytest.raises(rx.errors.InvalidArgumentError, match="'mask', 'drop', 'error'"):
         rx.InputOptions(remainder=remainder)
+
+
+@pytest.mark.parametrize("policy", list(rx.input.AutoShardPolicy))
+def test_policies_by_name(policy):
+    assert rx.InputOptions(policy=policy.name.lower()) == rx.InputOptions(policy=policy)
+
+
+@pytest.mark.parametrize("policy", ["rows", None, 2])
+def test_an_unknown_policy_lists_the_known_ones(policy):
+    with pytest.raises(rx.errors.InvalidArgumentError, match="'off', 'auto', 'file', 'data'"):
+        rx.InputOptions(policy=policy)
+
+
+def test_an_unknown_replication_mode_lists_the_known_ones():
+    with pytest.raises(rx.errors.InvalidArgumentError, match="'per_worker', 'per_replica'"):
+        rx.InputOptions(replication_mode="both")
+
+
+@pytest.mark.parametrize("prefetch", [-1, 1.5, True, None, "2"])
+def test_what_is_no_prefetch_is_refused(prefetch):
+    with pytest.raises(rx.errors.InvalidArgumentError, match="`prefetch`") as caught:
+        rx.InputOptions(prefetch=prefetch)
+    assert repr(prefetch) in str(caught.value)

@@ -1,13 +1,15 @@
 """Uneven, partial and empty batches: group A of the known pains.
 
-Each test is named after its report and uses the report's numbers. A13 and A16 are about processes:
-here they are shown for the replicas of one. A10 (processes with different numbers of batches) and
-A17 (several readers) are not here, because strategies have one process and one reader.
+Each test is named after its report and uses the report's numbers. A13, A16 and A17 are about
+processes or readers: here they are shown for the replicas and readers of one process, and for the
+plans of two. A10, processes with different numbers of batches, is not here, because strategies
+have one process.
 """
 
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -387,6 +389,24 @@ def test_a13_merged_state_holds_each_id_once(runner, strategy):
     np.testing.assert_array_equal(seen.value, np.ones(21))
 
 
+def plans(dataset, **options):
+    """The plans of two processes with two replicas each."""
+    from replicax.input._plan import plan_input
+
+    chosen = rx.InputOptions(**options)
+    return [plan_input(dataset, 2, chosen, num_pipelines=2, pipeline_id=i) for i in range(2)]
+
+
+def test_a13_two_processes_share_the_ids_out_without_repeating_one():
+    ids = [
+        plan.rows(step)
+        for plan in plans(np.arange(21), global_batch_size=4)
+        for step in range(plan.num_steps)
+    ]
+    seen = [row for step in ids for replica in step for row in np.asarray(replica).tolist()]
+    assert sorted(seen) == list(range(21))
+
+
 def noting_its_rows(counts):
     def replica_fn(ids):
         counts.append(ids.shape[0])
@@ -433,6 +453,41 @@ def test_a16_an_odd_number_of_batches_over_two_replicas(runner, strategy):
     sums = each_step(runner, strategy, lambda x: context().global_sum(x), batches)
     assert [float(one) for one in sums] == [0 + 1 + 2 + 3, 4 + 5]
     assert batches.num_batches == 2
+
+
+def test_a16_two_processes_leave_an_odd_epoch_together():
+    first, second = plans(np.arange(9), global_batch_size=4)
+    assert first.num_steps == second.num_steps == 3
+    assert [len(rows) for rows in first.rows(2)] == [1, 0]
+    assert [len(rows) for rows in second.rows(2)] == [0, 0]
+
+
+def batches_of(dataset):
+    return [np.asarray(batch).tolist() for batch in dataset]
+
+
+def test_a17_two_readers_lose_no_row_of_the_last_batch():
+    dataset = rx.data.from_arrays(np.arange(34)).map(lambda row: row, num_parallel=2).batch(16)
+    found = batches_of(dataset)
+    assert [len(batch) for batch in found] == [16, 16, 2]
+    assert [row for batch in found for row in batch] == list(range(34))
+
+
+def test_a17_two_files_share_the_last_batch(runner, strategy, tmp_path):
+    paths = [tmp_path / "even.txt", tmp_path / "odd.txt"]
+    for first, path in enumerate(paths):
+        path.write_text("\n".join(str(row) for row in range(first, 34, 2)))
+
+    def read(path):
+        with Path(path).open(encoding="utf-8") as lines:
+            yield from map(np.int32, lines)
+
+    dataset = rx.data.from_files(paths, read).interleave(2).batch(16)
+    batches = strategy.distribute_dataset(dataset)
+    results = each_step(runner, strategy, lambda x: x, batches)
+    seen = [strategy.gather(result, axis=0) for result in results]
+    assert [len(batch) for batch in seen] == [16, 16, 2]
+    assert sorted(np.concatenate(seen).tolist()) == list(range(34))
 
 
 def test_a19_one_row_on_several_replicas(runner):

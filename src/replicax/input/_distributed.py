@@ -2,58 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import jax
-import numpy as np
 
 from replicax import errors
-from replicax.input._options import InputOptions, Remainder, checked_options
-from replicax.input._split import host_array, split_batch
-from replicax.values import PerReplica, ReplicaMesh, current_frame
+from replicax.input._iterator import DistributedIterator, require_outside
+from replicax.input._options import InputOptions, checked_options
+from replicax.input._plan import InputPlan, plan_input
+from replicax.input._split import HostBatch
+from replicax.values import ReplicaMesh
+
+INFINITE = -1
+"""The `cardinality` of a dataset without end."""
+
+UNKNOWN = -2
+"""The `cardinality` of a dataset whose number of steps is not known."""
+
+
+class Feed(Protocol):
+    """What a distributed dataset reads: an `InputPlan`, or the batches of a dataset function."""
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps of one epoch, or None if unknown or without end."""
+
+    @property
+    def is_infinite(self) -> bool:
+        """Whether an epoch is known to have no end."""
+
+    @property
+    def is_once(self) -> bool:
+        """Whether it can be read only once."""
+
+    def read(self, epoch: int, start: int) -> Iterator[tuple[int, HostBatch]]:
+        """The rows of each step from `start` on, and the number of the step after."""
+
+    def source_facts(self) -> dict[str, Any]:
+        """What a position depends on."""
 
 
 class DistributedDataset:
     """An iterable of global batches as per-replica values.
 
-    `strategy.distribute_dataset` makes it. Each pass over it starts anew if the source can be
-    iterated again.
+    `strategy.distribute_dataset` makes it. Each pass over it is an epoch: the first one is epoch
+    0, the next one epoch 1, each in its own order where the source is shuffled.
 
     Args:
-        source: Makes an iterator over global batches, trees of arrays `[B, ...]`.
+        feed: Where the steps come from.
         mesh: The replicas.
         options: Input options.
-        num_batches: Number of global batches of a pass, or None if unknown.
-        is_iterator: Whether the source can be iterated only once.
-        split: Turns an element of the source into per-replica values, or None if no row is left;
-            called with the element, the mesh, the rule for remainders and the number of the step.
+        plan: Which rows each replica reads, or None if a dataset function decides.
+
+    Attributes:
+        plan: The same.
+
+    Examples:
+        >>> import numpy as np
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> dataset = rx.data.from_arrays(np.arange(6)).shuffle(seed=0).batch(4)
+        >>> dataset = strategy.distribute_dataset(dataset)
+        >>> len(dataset), dataset.element_spec
+        (2, ShapeDtypeStruct(shape=(2,), dtype=int32))
+        >>> batches = iter(dataset)
+        >>> _ = next(batches)
+        >>> state = batches.get_state()  # JSON: save it beside the checkpoint
+        >>> resumed = iter(dataset)
+        >>> resumed.set_state(state)
+        >>> strategy.local_results(next(resumed)) == strategy.local_results(next(batches))
+        True
     """
 
     def __init__(
         self,
-        source: Callable[[], Iterator[Any]],
+        feed: Feed,
         mesh: ReplicaMesh,
         options: InputOptions,
-        num_batches: int | None,
-        *,
-        is_iterator: bool = False,
-        split: Callable[[Any, ReplicaMesh, Remainder, int], Any] = split_batch,
+        plan: InputPlan | None = None,
     ) -> None:
-        self._source, self._mesh, self._options = source, mesh, options
-        self._num_batches, self._split = num_batches, split
-        self._is_iterator, self._used_up = is_iterator, False
+        self._feed, self._mesh, self._options = feed, mesh, options
+        self.plan = plan
+        self._next_epoch = 0
+        self._shared: Iterator[tuple[int, Any]] | None = None
+        self._shared_position = 0
+        self._used_up = False
 
-    def __iter__(self) -> Iterator[Any]:
-        frame = current_frame()
-        if frame is not None and frame.replica is not None:
-            raise errors.ContextError(
-                errors.describe(
-                    "A distributed dataset was iterated in replica context.",
-                    fix="Take the batch outside and pass it in: "
-                    "`strategy.run(replica_fn, args=(batch,))`.",
-                )
-            )
+    def __iter__(self) -> DistributedIterator:
+        require_outside("iterated")
         if self._used_up:
             raise errors.OutOfRangeError(
                 errors.describe(
@@ -64,23 +101,78 @@ class DistributedDataset:
                     "dataset object, or distribute a new iterator for each epoch.",
                 )
             )
-        batches = self._source()
-        for step, batch in enumerate(batches):
-            split = self._split(batch, self._mesh, self._options.remainder, step)
-            if split is not None:
-                yield split
-        self._used_up = self._is_iterator
+        if self._feed.is_once:  # Goes on where the last iterator stopped.
+            return DistributedIterator(self, epoch=0, step=self._shared_position)
+        epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
+        return DistributedIterator(self, epoch=epoch, step=0)
 
-    def __repr__(self) -> str:
-        count = "an unknown number of" if self._num_batches is None else self._num_batches
-        return (
-            f"<DistributedDataset of {count} global batches on {self._mesh.num_replicas} replicas>"
-        )
+    # -- facts ------------------------------------------------------------------
 
     @property
     def num_batches(self) -> int | None:
-        """Number of global batches of one pass, or None if unknown."""
-        return self._num_batches
+        """Number of steps of one pass, or None if unknown."""
+        return self._feed.num_steps
+
+    @property
+    def cardinality(self) -> int:
+        """Number of steps of one pass; `rx.input.INFINITE` or `rx.input.UNKNOWN` otherwise."""
+        if self._feed.is_infinite:
+            return INFINITE
+        return UNKNOWN if self.num_batches is None else self.num_batches
+
+    def __len__(self) -> int:
+        if self.num_batches is not None:
+            return self.num_batches
+        raise errors.ArgumentTypeError(
+            errors.describe(
+                f"{self!r} has no length.",
+                why="It has no end."
+                if self._feed.is_infinite
+                else "Its source does not tell how many batches it has.",
+                fix="Look at `cardinality`, or distribute something with a length.",
+            )
+        )
+
+    def __bool__(self) -> bool:
+        return True  # Without it, `if dataset:` would ask for the length.
+
+    @property
+    def element_spec(self) -> Any:
+        """The tree of a batch with the shape and dtype of one replica's component.
+
+        The first batch is read for it, and the shape is that of this batch, with padding.
+
+        Returns:
+            The tree with `jax.ShapeDtypeStruct` leaves.
+
+        Raises:
+            FailedPreconditionError: The source can be read only once.
+            OutOfRangeError: The dataset is empty.
+        """
+        require_outside("asked for its elements")
+        if self._feed.is_once:
+            raise errors.FailedPreconditionError(
+                errors.describe(
+                    "The elements of the dataset are not known before they are read.",
+                    why="Its source is an iterator, and the first batch would be lost.",
+                    fix="Distribute something that can be iterated again, or look at a batch.",
+                )
+            )
+        first = next(self._feed.read(0, 0), None)
+        if first is None:
+            raise errors.OutOfRangeError(
+                errors.describe("The dataset has no elements whose shapes could be told.")
+            )
+        _, batch = first
+        specs = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in batch.stacked]
+        return batch.structure.unflatten(specs)
+
+    def __repr__(self) -> str:
+        count = "an unknown number of" if self.num_batches is None else self.num_batches
+        count = "endlessly many" if self._feed.is_infinite else count
+        return (
+            f"<DistributedDataset of {count} global batches on {self._mesh.num_replicas} replicas>"
+        )
 
 
 def distribute(
@@ -96,58 +188,14 @@ def distribute(
                 fix="Iterate it as it is.",
             )
         )
-    if is_arrays(dataset):
-        return _from_arrays(dataset, mesh, options)
-    if options.global_batch_size is not None:
-        raise errors.InvalidArgumentError(
+    if options.replication_mode != InputOptions().replication_mode:
+        raise errors.UnimplementedError(
             errors.describe(
-                f"`global_batch_size` = {options.global_batch_size} was given for a dataset that "
-                f"yields its own batches, a {type(dataset).__name__}.",
-                fix="Leave it out, or pass arrays.",
+                "`replication_mode` = PER_REPLICA is not for `distribute_dataset`.",
+                why="One dataset is shared out over the replicas row by row; there is no pipeline "
+                "of each replica's own.",
+                fix="Leave it out, or use `strategy.distribute_datasets_from_function`.",
             )
         )
-    if not isinstance(dataset, Iterable) or isinstance(dataset, (dict, str, bytes, PerReplica)):
-        raise errors.ArgumentTypeError(
-            errors.describe(
-                f"A {type(dataset).__name__} cannot be distributed as a dataset: {dataset!r:.80}",
-                fix="Pass an array, a dict or tuple of arrays with one row an example, or an "
-                "iterable of global batches.",
-            )
-        )
-    num_batches = len(dataset) if isinstance(dataset, Sized) else None
-    once = isinstance(dataset, Iterator)
-    return DistributedDataset(lambda: iter(dataset), mesh, options, num_batches, is_iterator=once)
-
-
-def is_arrays(dataset: Any) -> bool:
-    """Whether the dataset is a tree of arrays, not a list of batches or an iterator."""
-    if isinstance(dataset, (np.ndarray, jax.Array)):
-        return True
-    if not isinstance(dataset, (dict, tuple)) or not dataset:
-        return False
-    return all(isinstance(leaf, (np.ndarray, jax.Array)) for leaf in jax.tree.leaves(dataset))
-
-
-def _from_arrays(arrays: Any, mesh: ReplicaMesh, options: InputOptions) -> DistributedDataset:
-    arrays = jax.tree.map(host_array, arrays)
-    leaves = jax.tree_util.tree_leaves_with_path(arrays)
-    lengths = {leaf.shape[0] if leaf.ndim else None for _, leaf in leaves}
-    if len(lengths) > 1 or None in lengths:
-        shapes = [(f"dataset{jax.tree_util.keystr(path)}", leaf.shape) for path, leaf in leaves]
-        raise errors.InvalidArgumentError(
-            errors.describe(
-                "The arrays of a dataset do not have one number of rows.",
-                table=errors.Table(("array", "shape"), shapes),
-                fix="Pass arrays with one row an example on axis 0.",
-            )
-        )
-    rows = lengths.pop() or 0
-    size = options.global_batch_size or max(rows, 1)
-
-    def batches() -> Iterator[Any]:
-        for start in range(0, rows, size):
-            yield jax.tree.map(lambda leaf: leaf[start : start + size], arrays)  # noqa: B023
-
-    is_last_dropped = options.remainder == "drop" and rows % size < mesh.num_replicas
-    num_batches = rows // size if is_last_dropped else -(-rows // size)
-    return DistributedDataset(batches, mesh, options, num_batches)
+    plan = plan_input(dataset, mesh.num_replicas, options)
+    return DistributedDataset(plan, mesh, options, plan)

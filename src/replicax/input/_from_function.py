@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import jax
 import numpy as np
 
 from replicax import errors
-from replicax.input._distributed import DistributedDataset, is_arrays
+from replicax.data import Dataset
+from replicax.input._as_elements import from_batches, is_from_library
+from replicax.input._distributed import DistributedDataset
 from replicax.input._options import InputOptions, Remainder, checked_options
-from replicax.input._split import host_array, put_stacked
+from replicax.input._policies import InputReplicationMode
+from replicax.input._sources import Elements, is_arrays
+from replicax.input._split import HostBatch, host_array
 from replicax.values import PerReplica, ReplicaMesh
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -81,28 +87,67 @@ def from_function(
             )
         )
     n = mesh.num_replicas
-    batches = _checked_batches(fn(InputContext(num_replicas_in_sync=n)))
-
-    def rounds() -> Iterator[list[Any]]:
-        iterator = iter(batches)
-        while taken := list(islice(iterator, n)):
-            yield taken
-
-    num_batches = None
-    if isinstance(batches, Sized):
-        num_batches = len(batches) // n if options.remainder == "drop" else -(-len(batches) // n)
-    once = isinstance(batches, Iterator)
-    return DistributedDataset(
-        rounds, mesh, options, num_batches, is_iterator=once, split=_split_round
-    )
+    count = n if options.replication_mode is InputReplicationMode.PER_REPLICA else 1
+    streams = [_checked_batches(fn(InputContext(count, i, n))) for i in range(count)]
+    return DistributedDataset(Rounds(streams, n, options.remainder), mesh, options)
 
 
-def _checked_batches(batches: Any) -> Iterable[Any]:
+class Rounds:
+    """The batches of one stream dealt out in turn, or those of a stream for each replica.
+
+    Args:
+        streams: One, or as many as there are replicas.
+        num_replicas: Number of replicas.
+        remainder: The rule for rounds that are uneven.
+    """
+
+    def __init__(
+        self, streams: Sequence[Elements], num_replicas: int, remainder: Remainder
+    ) -> None:
+        self._streams, self._num_replicas, self._remainder = streams, num_replicas, remainder
+        self._turns = num_replicas // len(streams)
+        endless = [bool(getattr(stream, "is_infinite", False)) for stream in streams]
+        self.is_infinite = all(endless) if remainder == "drop" else any(endless)
+        self.is_once = any(getattr(stream, "is_once", False) for stream in streams)
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps of one epoch, or None if unknown."""
+        counts = [stream.num_elements for stream in self._streams]
+        known = [count for count in counts if count is not None]
+        if len(known) < len(counts):
+            return None
+        is_dropped = self._remainder == "drop"
+        return min(known) // self._turns if is_dropped else -(-max(known) // self._turns)
+
+    def read(self, epoch: int, start: int) -> Iterator[tuple[int, HostBatch]]:
+        """The rows of each step from `start` on, and the number of the step after."""
+        opened = [stream.open(epoch=epoch, start=start * self._turns) for stream in self._streams]
+        for step in itertools.count(start):
+            taken = [next(stream, _ENDED) for stream in opened for _ in range(self._turns)]
+            if all(batch is _ENDED for batch in taken):
+                return
+            batch = _split_round(taken, self._remainder, step)
+            if batch is not None:
+                yield step + 1, batch
+
+    def source_facts(self) -> dict[str, Any]:
+        """What a position depends on: also the replicas, which decide how far a step goes."""
+        return {
+            "elements": [stream.num_elements for stream in self._streams],
+            "replicas": self._num_replicas,
+        }
+
+
+_ENDED = object()
+"""Stands for a batch that a stream does not have any more."""
+
+
+def _checked_batches(batches: Any) -> Elements:
     refused = (dict, str, bytes, PerReplica, DistributedDataset)
-    is_iterable = isinstance(batches, Iterable) and not isinstance(batches, refused)
-    if is_iterable and not is_arrays(batches):
-        found: Iterable[Any] = batches
-        return found
+    is_batches = isinstance(batches, (Iterable, Dataset)) or is_from_library(batches)
+    if is_batches and not isinstance(batches, refused) and not is_arrays(batches):
+        return from_batches(batches)
     raise errors.ArgumentTypeError(
         errors.describe(
             f"The dataset function returned a {type(batches).__name__}, which is no iterable of "
@@ -113,24 +158,27 @@ def _checked_batches(batches: Any) -> Iterable[Any]:
     )
 
 
-def _split_round(batches: Sequence[Any], mesh: ReplicaMesh, remainder: Remainder, step: int) -> Any:
-    """Turn up to one batch a replica into per-replica values on the replicas' devices.
+def _split_round(taken: Sequence[Any], remainder: Remainder, step: int) -> HostBatch | None:
+    """Stack one batch a replica.
+
+    Args:
+        taken: The batches, or `_ENDED`.
+        remainder: The rule for rounds that are uneven.
+        step: Number of the round, for messages.
 
     Returns:
-        The tree with `PerReplica` leaves, or None if no row is left. Where the batches have
-        different numbers of rows, or are too few, it carries the number of real rows of each
-        replica; padding repeats a real row.
+        The rows, or None if no row is left. Where the batches have different numbers of rows, or
+        are too few, it knows the number of real rows of each replica; padding repeats a real row.
 
     Raises:
         InvalidArgumentError: An element is no batch, the batches do not fit together, or they
             are uneven and `remainder` is `"error"`.
     """
-    structure: Any
-    _, structure = jax.tree.flatten(batches[0])
-    trees = [[host_array(leaf) for leaf in jax.tree.leaves(batch)] for batch in batches]
+    batches = {i: batch for i, batch in enumerate(taken) if batch is not _ENDED}
+    trees = {i: [host_array(x) for x in jax.tree.leaves(batch)] for i, batch in batches.items()}
     _check_alike(batches, trees, step)
-    counts = [arrays[0].shape[0] for arrays in trees]
-    counts += [0] * (mesh.num_replicas - len(counts))
+    structure: Any = jax.tree.structure(next(iter(batches.values())))
+    counts = [trees[i][0].shape[0] if i in trees else 0 for i in range(len(taken))]
     if len(set(counts)) > 1:
         if remainder == "error":
             raise errors.InvalidArgumentError(
@@ -138,40 +186,37 @@ def _split_round(batches: Sequence[Any], mesh: ReplicaMesh, remainder: Remainder
                     f"The replicas' batches of step {step} have different numbers of rows.",
                     table=errors.Table(("replica", "rows"), list(enumerate(counts))),
                     why="The dataset was distributed with `remainder='error'`.",
-                    fix=f"Make batches of one size, and {mesh.num_replicas} for every step; or use "
+                    fix=f"Make batches of one size, and {len(counts)} for every step; or use "
                     "`remainder='mask'` (keeps every row) or 'drop'.",
                 )
             )
         if remainder == "drop":
-            counts = [min(counts)] * mesh.num_replicas
+            counts = [min(counts)] * len(counts)
     share = max(counts)
     if share == 0:
         return None
     real = None if min(counts) == share else np.array(counts, np.int32)
-    columns = zip(*trees, strict=True)
-    return structure.unflatten(
-        [
-            PerReplica.from_stacked(put_stacked(_padded(column, counts, share), mesh), real)
-            for column in columns
-        ]
+    columns = zip(*trees.values(), strict=True)
+    return HostBatch(
+        structure,
+        [_padded(dict(zip(trees, column, strict=True)), counts, share) for column in columns],
+        real,
     )
 
 
-def _padded(
-    column: Sequence[np.ndarray[Any, Any]], counts: Sequence[int], share: int
-) -> np.ndarray[Any, Any]:
-    """Stack one leaf of the batches to ``[num_replicas, share, ...]``."""
-    row = next(array[:1] for array in column if array.shape[0])
+def _padded(column: Mapping[int, Array], counts: Sequence[int], share: int) -> Array:
+    """Stack one leaf of the replicas' batches to ``[num_replicas, share, ...]``."""
+    row = next(array[:1] for array in column.values() if array.shape[0])
     stacked = np.empty((len(counts), share, *row.shape[1:]), row.dtype)
     # A real row cannot bring a NaN or an infinity that the data does not hold.
     stacked[:] = row
-    for target, array, count in zip(stacked, column, counts, strict=False):
-        target[:count] = array[:count]
+    for replica, array in column.items():
+        stacked[replica, : counts[replica]] = array[: counts[replica]]
     return stacked
 
 
 def _check_alike(
-    batches: Sequence[Any], trees: Sequence[Sequence[np.ndarray[Any, Any]]], step: int
+    batches: Mapping[int, Any], trees: Mapping[int, Sequence[Array]], step: int
 ) -> None:
     """Check that the batches of a step are batches, of one structure and type.
 
@@ -179,21 +224,25 @@ def _check_alike(
         StructureMismatchError: Their structures differ.
         InvalidArgumentError: A leaf has no rows, or the rows differ in number, shape or dtype.
     """
-    structures = [str(jax.tree.structure(batch)) for batch in batches]
-    if len(set(structures)) > 1:
+    structures = {i: str(jax.tree.structure(batch)) for i, batch in batches.items()}
+    if len(set(structures.values())) > 1:
         raise errors.StructureMismatchError(
             errors.describe(
                 f"The batches of step {step} have different structures.",
-                table=errors.Table(("replica", "structure"), list(enumerate(structures))),
+                table=errors.Table(("replica", "structure"), list(structures.items())),
                 why="They become the components of one tree of per-replica values.",
                 fix="Yield the same keys, lengths and types in every batch.",
             )
         )
-    lengths = [{array.shape[0] if array.ndim else None for array in arrays} for arrays in trees]
-    rows = {tuple((str(array.dtype), array.shape[1:]) for array in arrays) for arrays in trees}
+    lengths = [
+        {array.shape[0] if array.ndim else None for array in arrays} for arrays in trees.values()
+    ]
+    rows = {
+        tuple((str(array.dtype), array.shape[1:]) for array in arrays) for arrays in trees.values()
+    }
     if len(rows) == 1 and all(len(found) == 1 and None not in found for found in lengths):
         return
-    paths = [jax.tree_util.keystr(path) for path, _ in _with_paths(batches[0])]
+    paths = [jax.tree_util.keystr(path) for path, _ in _with_paths(next(iter(batches.values())))]
     raise errors.InvalidArgumentError(
         errors.describe(
             f"The batches of step {step} do not fit together.",
@@ -201,7 +250,7 @@ def _check_alike(
                 ("replica", "leaf", "dtype", "shape"),
                 [
                     (replica, f"batch{path}", array.dtype, array.shape)
-                    for replica, arrays in enumerate(trees)
+                    for replica, arrays in trees.items()
                     for path, array in zip(paths, arrays, strict=True)
                 ],
             ),

@@ -66,12 +66,17 @@ class ReplicaContext(RowSums):
         return 1 if self._strategy is None else self._strategy.num_replicas_in_sync
 
     @property
-    def row_mask(self) -> jax.Array | None:
+    def example_mask(self) -> jax.Array | None:
         """bool[B]: which rows of this replica's batch are real, or None if all are.
 
         Only the remainder of a dataset has rows that are not real; see `global_mean`.
         """
         return self._rows.mask()
+
+    @property
+    def row_mask(self) -> jax.Array | None:
+        """The same as `example_mask`."""
+        return self.example_mask
 
     def rng(self, key: jax.Array | None = None) -> jax.Array:
         """Return a random key of this replica's own.

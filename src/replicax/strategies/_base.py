@@ -163,16 +163,20 @@ class Strategy(CrossReplicaOperations, TensorFlowAliases):
         shared evenly (most often the last batch), no row is lost: compiled steps get arrays of
         one shape in which padding is masked, the eager runner gets arrays of different lengths.
 
+        Which replica reads which rows is the `plan` of the result, known before anything is read.
+
         Context: cross-replica, or outside of every scope.
 
         Args:
-            dataset: An iterable of global batches, trees of arrays `[B, ...]`; or a tree (array,
-                dict or tuple) of arrays with one row an example, which
-                `rx.InputOptions(global_batch_size=...)` cuts into batches.
+            dataset: A dataset of `rx.data` or of another library that it knows; or an iterable of
+                global batches, trees of arrays `[B, ...]`; or a tree (array, dict or tuple) of
+                arrays with one row an example, which `rx.InputOptions(global_batch_size=...)`
+                cuts into batches.
             options: `rx.InputOptions`.
 
         Returns:
-            An iterable of the same trees with `rx.PerReplica` leaves.
+            An iterable of the same trees with `rx.PerReplica` leaves. Each pass is an epoch, and
+            an iterator can be put back where another one was, on any number of replicas.
 
         Examples:
             >>> import numpy as np
@@ -202,7 +206,8 @@ class Strategy(CrossReplicaOperations, TensorFlowAliases):
 
         Args:
             dataset_fn: Gets an `rx.InputContext` and returns an iterable of one replica's
-                batches, trees of arrays `[B, ...]`. It is called once, here.
+                batches, trees of arrays `[B, ...]`. It is called once, here; with
+                `replication_mode="per_replica"` once for each replica, which gets these batches.
             options: `rx.InputOptions`. With `remainder="drop"` the batches of a step are cut to
                 the shortest.
 

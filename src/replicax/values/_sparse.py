@@ -75,7 +75,7 @@ def require_known_lengths(part: PerReplica) -> None:
             why="The replicas hold different numbers of real rows, and in a compiled step these "
             "are not Python numbers.",
             fix="Join them in the replica function, with `ctx.all_reduce('sum', slices)`, where "
-            "`ctx.row_mask` tells which rows are real; or call `strategy.reduce` outside of "
+            "`ctx.example_mask` tells which rows are real; or call `strategy.reduce` outside of "
             "`rx.function`.",
         )
     )

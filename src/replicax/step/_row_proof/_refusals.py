@@ -56,8 +56,8 @@ def check_rows(label: str, outputs: Sequence[Output], *, mask_was_used: bool) ->
             "replicas hold one shape, and the padding must not count in means and sums.",
             fix="Use `ctx.global_mean(per_row_values)` and `ctx.global_sum(...)`, which mask it "
             "out, also for metrics and for the statistics of a batch normalisation; or mask it "
-            "yourself: `jnp.sum(x, where=ctx.row_mask)`, `jnp.where(ctx.row_mask, x, 0)`; or let "
-            "the dataset drop the remainder: `rx.InputOptions(remainder='drop')`.",
+            "yourself: `jnp.sum(x, where=ctx.example_mask)`, `jnp.where(ctx.example_mask, x, 0)`; "
+            "or let the dataset drop the remainder: `rx.InputOptions(remainder='drop')`.",
         )
     )
 

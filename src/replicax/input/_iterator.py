@@ -1,0 +1,246 @@
+"""Iterators over the steps of a distributed dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from replicax import errors
+from replicax.input._ahead import placed_ahead
+from replicax.step import surrounding_trace
+from replicax.values import current_frame
+
+if TYPE_CHECKING:
+    from replicax.input._distributed import DistributedDataset
+
+_KEYS = {"epoch", "step", "source"}
+
+
+class OptionalBatch:
+    """A batch, or none: what `DistributedIterator.get_next_as_optional` returns."""
+
+    def __init__(self, batches: tuple[Any, ...] = ()) -> None:
+        self._batches = batches
+
+    def has_value(self) -> bool:
+        """Whether there is a batch."""
+        return bool(self._batches)
+
+    def get_value(self) -> Any:
+        """The batch.
+
+        Raises:
+            InvalidArgumentError: There is none.
+        """
+        if self._batches:
+            return self._batches[0]
+        raise errors.InvalidArgumentError(
+            errors.describe(
+                "The optional batch holds none.",
+                why="The dataset had ended when it was taken.",
+                fix="Ask `has_value()` first.",
+            )
+        )
+
+    def __repr__(self) -> str:
+        return f"OptionalBatch({', '.join(map(repr, self._batches))})"
+
+
+class DistributedIterator:
+    """One pass over a `DistributedDataset`; `iter(dataset)` makes it.
+
+    Batches are split and placed on the devices by a thread that runs ahead of the step, as far as
+    `rx.InputOptions(prefetch=...)` says. The thread ends with the iterator.
+
+    Context: outside of replica functions and of `rx.function`.
+    """
+
+    def __init__(self, dataset: DistributedDataset, epoch: int, step: int) -> None:
+        self._dataset = dataset
+        self._epoch, self._step = epoch, step
+        self._batches: Iterator[tuple[int, Any]] | None = None
+        self._is_closed = False
+
+    # -- taking batches ------------------------------------------------------
+
+    def __iter__(self) -> DistributedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        require_outside("asked for its next batch")
+        if self._is_closed:
+            raise StopIteration
+        if self._batches is None:
+            self._batches = self._opened()
+        try:
+            self._step, batch = next(self._batches)
+        except StopIteration:
+            self._dataset._used_up = self._dataset._feed.is_once
+            raise
+        self._dataset._shared_position = self._step
+        return batch
+
+    def get_next(self) -> Any:
+        """The next batch.
+
+        Raises:
+            OutOfRangeError: The pass has ended.
+        """
+        found = self.get_next_as_optional()
+        if found.has_value():
+            return found.get_value()
+        raise errors.OutOfRangeError(
+            errors.describe(
+                f"The dataset has ended: epoch {self._epoch} has {self._step} steps.",
+                fix="Use a `for` loop, `get_next_as_optional()`, or a new iterator.",
+            )
+        )
+
+    def get_next_as_optional(self) -> OptionalBatch:
+        """The next batch, or an `OptionalBatch` without value at the end of the pass."""
+        try:
+            return OptionalBatch((next(self),))
+        except StopIteration:
+            return OptionalBatch()
+
+    def close(self) -> None:
+        """End the pass and its thread; batches that were placed ahead are dropped."""
+        self._is_closed = True
+        self._drop()
+
+    def _opened(self) -> Iterator[tuple[int, Any]]:
+        dataset = self._dataset
+        if dataset._feed.is_once and dataset._shared is not None:
+            return dataset._shared
+        batches = placed_ahead(
+            dataset._feed.read(self._epoch, self._step), dataset._mesh, dataset._options.prefetch
+        )
+        if dataset._feed.is_once:  # What the thread has taken must not be lost with an iterator.
+            dataset._shared = batches
+        return batches
+
+    def _drop(self) -> None:
+        # Collecting the generator ends its thread, unless the dataset keeps it for another pass.
+        self._batches = None
+
+    # -- the place in the dataset ------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch, from 0."""
+        return self._epoch
+
+    @property
+    def step(self) -> int:
+        """Number of the next step of the epoch, from 0."""
+        return self._step
+
+    def get_state(self) -> dict[str, Any]:
+        """The place in the dataset, as a dict that can be written as JSON.
+
+        It tells what was taken with `next`, not what was placed ahead. It does not depend on the
+        number of replicas.
+        """
+        return {
+            "epoch": self._epoch,
+            "step": self._step,
+            "source": self._dataset._feed.source_facts(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go to a place that `get_state` told, here or in another process.
+
+        The passes after this one are the epochs after that of the state.
+
+        Args:
+            state: What `get_state` returned, on any number of replicas.
+
+        Raises:
+            InvalidArgumentError: It is no such state, or one of another dataset.
+            FailedPreconditionError: The source can be read only once, and was read further.
+        """
+        if not _is_state(state):
+            raise errors.InvalidArgumentError(
+                errors.describe(
+                    f"No state of an iterator: {state!r:.200}",
+                    fix="Pass what `iterator.get_state()` returned.",
+                )
+            )
+        _check_same_source(state["source"], self._dataset._feed.source_facts())
+        epoch, step = state["epoch"], state["step"]
+        dataset = self._dataset
+        if dataset._feed.is_once:
+            if dataset._shared is not None and step != dataset._shared_position:
+                raise _cannot_go_back(step, dataset._shared_position)
+            dataset._shared_position = step
+        self._drop()
+        self._is_closed = False
+        self._epoch, self._step = epoch, step
+        dataset._next_epoch = epoch + 1
+
+    def __repr__(self) -> str:
+        return f"<DistributedIterator at step {self._step} of epoch {self._epoch}>"
+
+
+def require_outside(doing: str) -> None:
+    """Refuse to take batches where the code runs once for many steps.
+
+    Raises:
+        ContextError: In replica context, or inside `rx.function`.
+    """
+    frame = current_frame()
+    if frame is None:
+        return
+    if frame.replica is not None:
+        raise errors.ContextError(
+            errors.describe(
+                f"A distributed dataset was {doing} in replica context.",
+                fix="Take the batch outside and pass it in: "
+                "`strategy.run(replica_fn, args=(batch,))`.",
+            )
+        )
+    if surrounding_trace(frame.access) is not None:
+        raise errors.ContextError(
+            errors.describe(
+                f"A distributed dataset was {doing} inside `rx.function`.",
+                why="The function is traced once, and every later call would see the rows of that "
+                "time.",
+                fix="Distribute the dataset outside and pass each batch to the step: "
+                "`for batch in dataset: step(batch)`.",
+            )
+        )
+
+
+def _is_state(state: Any) -> bool:
+    if not isinstance(state, dict) or set(state) != _KEYS:
+        return False
+    numbers = (state["epoch"], state["step"])
+    return all(isinstance(number, int) and number >= 0 for number in numbers)
+
+
+def _check_same_source(theirs: Any, ours: dict[str, Any]) -> None:
+    if theirs == ours:
+        return
+    theirs = theirs if isinstance(theirs, dict) else {}
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    raise errors.InvalidArgumentError(
+        errors.describe(
+            "The state belongs to another dataset.",
+            table=errors.Table(
+                ("fact", "state", "dataset"),
+                [(name, theirs.get(name), ours.get(name)) for name in names],
+            ),
+            why="A step number means other rows there: its elements, batch size or order differ.",
+            fix="Make the dataset as it was when the state was taken, with the same seed.",
+        )
+    )
+
+
+def _cannot_go_back(step: int, taken: int) -> errors.FailedPreconditionError:
+    return errors.FailedPreconditionError(
+        errors.describe(
+            f"The iterator was set to step {step}, but {taken} steps were taken from its source.",
+            why="The source is an iterator, such as a generator, and cannot be set.",
+            fix="Distribute something that can be iterated again, or a new iterator.",
+        )
+    )

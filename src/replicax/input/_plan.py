@@ -1,0 +1,273 @@
+"""Which pipeline and replica reads which rows at which step, known before the first one."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from replicax import errors
+from replicax.data import Dataset
+from replicax.input._as_elements import as_elements
+from replicax.input._options import InputOptions, Remainder, checked_options
+from replicax.input._policies import AutoShardPolicy
+from replicax.input._sharing import Sharing, share_out
+from replicax.input._sources import Elements, RowIds
+from replicax.input._split import HostBatch, cut
+
+_RULES = {
+    "mask": "every row is kept, padding is masked",
+    "drop": "rows that cannot be shared evenly are left out",
+    "error": "a batch that cannot be shared evenly is an error",
+}
+
+
+@dataclass(frozen=True)
+class InputPlan:
+    """Which rows each replica of an input pipeline reads, step by step.
+
+    `strategy.distribute_dataset` makes it, before anything is read; it is the `plan` of the
+    distributed dataset.
+
+    Attributes:
+        global_batch_size: Rows of a full global batch, over all pipelines; None if unknown.
+        num_replicas: Replicas that the pipeline feeds.
+        num_pipelines: Input pipelines, one a process.
+        pipeline_id: Number of this one.
+        policy: How the pipelines share the dataset out: never AUTO.
+        reason: Why this policy.
+        remainder: The rule for batches that cannot be shared evenly.
+
+    Examples:
+        >>> import numpy as np
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> options = rx.InputOptions(global_batch_size=4)
+        >>> plan = strategy.distribute_dataset(np.arange(7), options).plan
+        >>> plan.num_steps, [ids.tolist() for ids in plan.rows(1)]
+        (2, [[4, 5], [6]])
+    """
+
+    global_batch_size: int | None
+    num_replicas: int
+    num_pipelines: int
+    pipeline_id: int
+    policy: AutoShardPolicy
+    reason: str
+    remainder: Remainder
+    _source: Elements = field(repr=False, compare=False)
+    _sharing: Sharing = field(repr=False, compare=False)
+
+    # -- sizes --------------------------------------------------------------
+
+    @property
+    def per_replica_batch_size(self) -> int | None:
+        """Rows of one replica's share of a full batch, with padding; None if unknown."""
+        if self.global_batch_size is None:
+            return None
+        most = -(-self.global_batch_size // self.num_pipelines)
+        seats = self._sharing.seats
+        if self._sharing.is_whole:
+            return seats.shares(self.global_batch_size, self.remainder)[0]
+        return seats.shares(most, self.remainder)[0]
+
+    @functools.cached_property
+    def num_steps(self) -> int | None:
+        """Steps of one epoch of this pipeline, or None if unknown or without end."""
+        elements = self._sharing.elements
+        count = elements.num_elements
+        if count is None or self.remainder != "drop" or self._total == 1:
+            return count
+        rows = [elements.row_ids(element) for element in range(count)]
+        if any(ids is None for ids in rows):
+            return count if elements.batch_size is None else None
+        return sum(ids is not None and len(ids) >= self._total for ids in rows)
+
+    @property
+    def _total(self) -> int:
+        return self._sharing.seats.total
+
+    # -- rows ----------------------------------------------------------------
+
+    def rows(self, step: int, epoch: int = 0) -> tuple[RowIds, ...] | None:
+        """The rows that each of the pipeline's replicas gets, by their places in the source.
+
+        Args:
+            step: Number of the batch in the epoch, from 0.
+            epoch: Number of the epoch, from 0.
+
+        Returns:
+            i64[rows] for each replica, or None where the source does not number its rows.
+
+        Raises:
+            OutOfRangeError: The epoch has no such step.
+        """
+        elements = self._sharing.elements
+        count = elements.num_elements
+        if step < 0 or (count is not None and step >= count):
+            raise errors.OutOfRangeError(
+                errors.describe(
+                    f"The plan has no step {step}.",
+                    why=f"An epoch has {'steps from 0' if count is None else f'{count} steps'}.",
+                )
+            )
+        ids = elements.row_ids(step, epoch=epoch)
+        if ids is None:
+            return None
+        _, pieces = self._sharing.seats.shares(len(ids), self.remainder)
+        return tuple(ids[first:last] for first, last in pieces)
+
+    # -- agreement -------------------------------------------------------------
+
+    def digest(self) -> str:
+        """A number of what all pipelines must agree on, as 16 hexadecimal digits."""
+        facts = [
+            self.global_batch_size,
+            self.per_replica_batch_size,
+            self.num_replicas,
+            self.num_pipelines,
+            self.policy.name,
+            self.remainder,
+            self.source_facts(),
+        ]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+    def source_facts(self) -> dict[str, Any]:
+        """What a position in the dataset depends on; the number of replicas is no part of it."""
+        return dict(self._facts)
+
+    @functools.cached_property
+    def _facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "elements": self._source.num_elements,
+            "batch_size": self.global_batch_size,
+            "order": self._order_of_rows(),
+        }
+        if not self._sharing.is_whole:  # Positions count the pipeline's own steps.
+            facts["stream"] = [self.policy.name, self.pipeline_id, self.num_pipelines]
+        return facts
+
+    def _order_of_rows(self) -> str | None:
+        """A digest of the first rows of two epochs, or the chain; tells one seed from another."""
+        if self._source.num_elements == 0:
+            return None
+        found = [self._source.row_ids(0, epoch=epoch) for epoch in (0, 1)]
+        if any(ids is None for ids in found):
+            return repr(self._source) if isinstance(self._source, Dataset) else None
+        ids = b"".join(np.asarray(ids, "<i8").tobytes() for ids in found)
+        return hashlib.sha256(ids).hexdigest()[:16]
+
+    # -- reading -----------------------------------------------------------------
+
+    @property
+    def is_once(self) -> bool:
+        """Whether the source can be read only once."""
+        return bool(getattr(self._source, "is_once", False))
+
+    @property
+    def is_infinite(self) -> bool:
+        """Whether an epoch is known to have no end."""
+        return bool(getattr(self._source, "is_infinite", False))
+
+    def read(self, epoch: int, start: int) -> Iterator[tuple[int, HostBatch]]:
+        """The pipeline's rows of each step from `start` on, and the number of the step after."""
+        sharing = self._sharing
+        for step, batch in enumerate(sharing.elements.open(epoch=epoch, start=start), start):
+            mine = cut(batch, sharing.seats, self.remainder, step)
+            if mine is not None:
+                yield step + 1, mine
+
+    # -- words -------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        lines = [
+            ("global batch", _counted(self.global_batch_size, "row")),
+            ("replica's share", _counted(self.per_replica_batch_size, "row")),
+            ("steps of an epoch", _counted(self.num_steps, "step")),
+            ("pipeline", f"{self.pipeline_id} of {self.num_pipelines}"),
+            ("replicas", f"{self.num_replicas} of {self.num_replicas * self.num_pipelines}"),
+            ("policy", f"{self.policy.name}: {self.reason}"),
+            ("remainder", f"{self.remainder}: {_RULES[self.remainder]}"),
+        ]
+        text = "\n".join(f"{name:<18} {value}" for name, value in lines)
+        first = self.rows(0) if self._sharing.elements.num_elements != 0 else None
+        if first is not None:
+            table = errors.Table(
+                ("replica", "rows of step 0"),
+                [
+                    (self.pipeline_id * self.num_replicas + i, _listed(ids))
+                    for i, ids in enumerate(first)
+                ],
+            )
+            text += f"\n\n{table}"
+        return text
+
+
+def _counted(count: int | None, what: str) -> str:
+    if count is None:
+        return "unknown"
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _listed(ids: RowIds, most: int = 8) -> str:
+    shown = ", ".join(map(str, ids[:most].tolist()))
+    return f"{shown}, ... ({len(ids)} rows)" if len(ids) > most else shown or "none"
+
+
+def plan_input(
+    dataset: Any,
+    num_replicas: int,
+    options: InputOptions | None = None,
+    num_pipelines: int = 1,
+    pipeline_id: int = 0,
+) -> InputPlan:
+    """Plan what one input pipeline of several reads. Nothing is read, and no device is needed.
+
+    Args:
+        dataset: What `strategy.distribute_dataset` takes.
+        num_replicas: Replicas that each pipeline feeds.
+        options: Input options.
+        num_pipelines: Number of pipelines.
+        pipeline_id: Number of this one.
+
+    Raises:
+        InvalidArgumentError: The dataset cannot be shared out as the options say.
+        ArgumentTypeError: It is no dataset.
+
+    Examples:
+        >>> import numpy as np
+        >>> options = InputOptions(global_batch_size=6)
+        >>> for i in range(2):
+        ...     plan = plan_input(np.arange(10), 2, options, num_pipelines=2, pipeline_id=i)
+        ...     print([ids.tolist() for ids in plan.rows(0)])
+        [[0, 1], [2, 3]]
+        [[4, 5], []]
+    """
+    options = checked_options(options)
+    if num_replicas < 1 or not 0 <= pipeline_id < num_pipelines:
+        raise errors.InvalidArgumentError(
+            errors.describe(
+                f"There is no input pipeline {pipeline_id} of {num_pipelines} with {num_replicas} "
+                "replicas.",
+                fix="Pass counts from 1, and the number of the pipeline from 0.",
+            )
+        )
+    source = as_elements(dataset, options)
+    policy = AutoShardPolicy.parse(options.policy)
+    sharing = share_out(source, policy, num_replicas, num_pipelines, pipeline_id)
+    return InputPlan(
+        source.batch_size,
+        num_replicas,
+        num_pipelines,
+        pipeline_id,
+        sharing.policy,
+        sharing.reason,
+        options.remainder,
+        source,
+        sharing,
+    )
