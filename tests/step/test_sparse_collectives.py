@@ -347,7 +347,7 @@ def test_rows_of_a_padded_batch_are_not_reduced_with_their_padding(strategy):
     step = rx.function(lambda batch: strategy.reduce("sum", run(batch), axis=None))
 
     assert strategy.reduce("sum", run(batch), axis=None).indices.tolist() == [0, 1, 2]
-    with pytest.raises(rx.errors.ContextError, match="row_mask"):
+    with pytest.raises(rx.errors.ContextError, match="example_mask"):
         step(batch)
 
 
