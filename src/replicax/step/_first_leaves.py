@@ -17,28 +17,23 @@ if TYPE_CHECKING:
     from replicax.step._function import Function
 
 
+Way = tuple[Callable[[Any], Any], ...]
+"""Look-ups that lead from a tree to one of its leaves, each of them in C."""
+
+
 @dataclass(frozen=True)
 class FirstLeaf:
     """The place of one leaf in `(args, kwargs)`.
 
     Attributes:
         path: Its path, as JAX gives it.
-        steps: The look-ups that lead to it.
+        is_named: Whether it lies in `kwargs`.
+        way: The look-ups that lead to it from there.
     """
 
     path: tuple[Any, ...]
-    steps: tuple[Callable[[Any], Any], ...]
-
-    def find(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The leaf at this place.
-
-        Raises:
-            Exception: The arguments have another structure.
-        """
-        value: Any = (args, kwargs)
-        for step in self.steps:
-            value = step(value)
-        return value
+    is_named: bool
+    way: Way
 
     def name(self, function: Function, args: Sequence[Any]) -> str:
         """How messages call the leaf."""
@@ -70,25 +65,19 @@ def first_leaves(
             paths.setdefault(argument, path)
     found: dict[bool, list[FirstLeaf]] = {False: [], True: []}
     for argument, path in paths.items():
-        place = _place(path)
-        if place is not None:
+        way = _way(path[1:])
+        if way is not None:
             first = jax.tree.leaves(arguments[argument], is_leaf=_is_per_replica)[0]
+            place = FirstLeaf(path, isinstance(argument, str), way)
             found[_is_per_replica(first)].append(place)
     return found
 
 
-def first_leaf(tree: Any) -> Any:
-    """The first leaf of a tree, or None; most often without a walk through the whole of it."""
-    inner = tree
-    while isinstance(inner, _CONTAINERS) and inner:
-        inner = next(iter(inner.values())) if isinstance(inner, dict) else inner[0]
-    if is_concrete(type(inner)):
-        return inner
-    leaves = jax.tree.leaves(tree)
-    return leaves[0] if leaves else None
+def way_to_first_leaf(tree: Any) -> Way:
+    """The way to the first leaf of a tree; empty if there is none, or no public look-up."""
+    with_paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return (_way(with_paths[0][0]) if with_paths else None) or ()
 
-
-_CONTAINERS = (tuple, list, dict)
 
 # Whether objects of a type are arrays that exist: no tracers, and nothing of numpy. Kept for each
 # type, because `isinstance(x, jax.Array)` runs Python code, which is too slow for each step.
@@ -115,7 +104,7 @@ def _is_per_replica(value: Any) -> bool:
     return isinstance(value, PerReplica)
 
 
-def _place(path: tuple[Any, ...]) -> FirstLeaf | None:
+def _way(path: tuple[Any, ...]) -> Way | None:
     steps: list[Callable[[Any], Any]] = []
     for key in path:
         match key:
@@ -125,4 +114,4 @@ def _place(path: tuple[Any, ...]) -> FirstLeaf | None:
                 steps.append(operator.attrgetter(name))
             case _:
                 return None
-    return FirstLeaf(path, tuple(steps))
+    return tuple(steps)

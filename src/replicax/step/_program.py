@@ -17,7 +17,14 @@ import jax.numpy as jnp
 from replicax import errors
 from replicax.collectives import IN_FLIGHT, TURNS
 from replicax.step._access import out_of_reach
-from replicax.step._first_leaves import FirstLeaf, first_leaf, first_leaves, is_concrete, kinds_of
+from replicax.step._first_leaves import (
+    FirstLeaf,
+    Way,
+    first_leaves,
+    is_concrete,
+    kinds_of,
+    way_to_first_leaf,
+)
 from replicax.step._trace import Traced
 from replicax.values import PerReplica, ReplicaMesh, StrategyLike, Variable
 from replicax.values._cells import Cell, shared_cell
@@ -32,6 +39,9 @@ _ONE_AT_A_TIME = threading.RLock()
 # Kinds of arguments that some function donates: plain trees (False), per-replica values (True).
 # Other kinds cannot have been deleted here.
 _DONATED_KINDS: set[bool] = set()
+
+
+_NOT_THERE = (AttributeError, LookupError, TypeError)
 
 
 class VariablesChanged(Exception):  # noqa: N818 - a signal, caught by the function
@@ -77,17 +87,19 @@ class Program:
         self._first_leaves = first_leaves(args, kwargs, only=self.donated)
         self._watched: tuple[FirstLeaf, ...] = ()
         self._kinds_watched = 0
+        self._way_to_output: Way = ()
         self._takes_turns = self._mesh is not None and self._mesh.is_cpu_simulation
         self._lendings_seen = -1
         self._moves = any(variable._lies_elsewhere for variable in self.written + self.read)
         with _ONE_AT_A_TIME:
             self._cell = Cell(None) if self._moves else shared_cell(self.written)
+        self._has_more = bool(self.read or kwargs)
         self._jitted = self._jit(args, kwargs)
         _DONATED_KINDS.update(kinds_of(args, kwargs, self.donated))
 
     # -- the path of a step ---------------------------------------------------
 
-    def run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:  # noqa: C901, PLR0912 - see below
+    def run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:  # noqa: C901, PLR0912, PLR0915 - see below
         """Run one step.
 
         This is long for a function because each Python call costs about a microsecond when the
@@ -103,7 +115,9 @@ class Program:
             self._watch()
         first = None
         for place in self._watched:
-            leaf = place.find(args, kwargs)
+            leaf: Any = kwargs if place.is_named else args
+            for look_up in place.way:
+                leaf = look_up(leaf)
             if is_concrete(type(leaf)):
                 if leaf.is_deleted():
                     raise _deleted(self.function, place.name(self.function, args))
@@ -129,7 +143,14 @@ class Program:
                 read = [variable._for_program() for variable in self.read]
             elif self.read:
                 read = [variable._value for variable in self.read]
-            new, result, output = self._jitted(written, named, read, kwargs, *args)
+            if self._has_more:
+                new, result, output = self._jitted(written, named, read, kwargs, *args)
+            elif kwargs:
+                raise TypeError("named arguments, which this program does not take")
+            elif written:
+                new, result, output = self._jitted(written, *args)
+            else:
+                new, result, output = self._jitted(*args)
             if new:
                 output = new[0]
                 if not is_concrete(type(output)):
@@ -138,12 +159,18 @@ class Program:
                     cell.arrays = new
                 else:
                     self._hand_out(new)
-            elif read:
-                self._check_outermost(result)
+            elif read or self._takes_turns:
+                try:
+                    if output is None:
+                        output = result
+                        for look_up in self._way_to_output:
+                            output = look_up(output)
+                except _NOT_THERE:  # A trace whose result has another structure.
+                    output = None
+                if not is_concrete(type(output)):
+                    output = self._find_output(result)
             if self._takes_turns:
-                if output is None:
-                    output = first_leaf(result)
-                TURNS.output = output if is_concrete(type(output)) else None
+                TURNS.output = output
                 TURNS.in_a_row += 1
         return result
 
@@ -166,37 +193,57 @@ class Program:
         named = {name: kwargs[name] for name in self._donated_names}
         return named, {name: value for name, value in kwargs.items() if name not in named}
 
-    def _check_outermost(self, result: Any) -> None:
-        """Refuse variables under `jax.jit`, which would keep their values as constants."""
-        witness = first_leaf(result)
-        is_abstract = witness is not None and not is_concrete(type(witness))
-        if is_abstract and is_staged(outermost_level()):
+    def _find_output(self, result: Any) -> Any:
+        """The first array of the result, or None; the next step finds it where this one did.
+
+        Raises:
+            ContextError: The step runs under `jax.jit`, which would keep what it reads from
+                variables as constants.
+        """
+        self._way_to_output = way_to_first_leaf(result)
+        leaves = jax.tree.leaves(result)
+        if not leaves or is_concrete(type(leaves[0])):
+            return leaves[0] if leaves else None
+        if self.read and is_staged(outermost_level()):
             raise out_of_reach(self.read[0])
+        return None
 
     # -- building ---------------------------------------------------------------
 
     def _jit(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        # The parameters of `_body`: `written`, `named`, and those of `args` that are donated.
-        positions = (0, 1, *(4 + place for place in self.donated if isinstance(place, int)))
+        count = len(self._parts([], {}, [], {}, ()))
+        positions = [i for i in (0, 1) if i < count]  # `written` and `named`
+        positions += [count + place for place in self.donated if isinstance(place, int)]
         if self._mesh is None:
             return jax.jit(self._body, donate_argnums=positions)
         args, kwargs = layouts(self._mesh, (tuple(args), kwargs))
         named, kwargs = self._split(kwargs)
         written = [variable._sharding for variable in self.written]
-        variables = written, named, [variable._sharding for variable in self.read]
-        return jax.jit(
-            self._body, donate_argnums=positions, in_shardings=(*variables, kwargs, *args)
-        )
+        read = [variable._sharding for variable in self.read]
+        shardings = self._parts(written, named, read, kwargs, args)
+        return jax.jit(self._body, donate_argnums=positions, in_shardings=shardings)
 
-    def _body(
+    def _parts(
         self,
-        written: Sequence[Any],
+        written: list[Any],
         named: dict[str, Any],
-        read: Sequence[Any],
+        read: list[Any],
         kwargs: dict[str, Any],
-        *args: Any,
-    ) -> tuple[list[Any], Any, Any]:
+        args: Sequence[Any],
+    ) -> tuple[Any, ...]:
+        """What the jitted function is given, as in `run`: each empty part would cost time."""
+        if self._has_more:
+            return (written, named, read, kwargs, *args)
+        return (written, *args) if self.written else tuple(args)
+
+    def _body(self, *parts: Any) -> tuple[list[Any], Any, Any]:
         """What JAX traces: once for each set of shapes."""
+        written: Sequence[Any] = []
+        named, read, kwargs, args = {}, [], {}, parts
+        if self._has_more:
+            written, named, read, kwargs, args = *parts[:4], parts[4:]
+        elif self.written:
+            written, args = parts[0], parts[1:]
         leaves, structure = jax.tree.flatten((args, {**kwargs, **named}))
         traced = self._trace(structure, leaves)
         values = dict(zip(self.written + self.read, [*written, *read], strict=True))
@@ -237,7 +284,8 @@ class Program:
         named, kwargs = self._split(kwargs)
         written = self._collect()
         read = [variable._for_program() for variable in self.read]
-        lowered: jax.stages.Lowered = self._jitted.lower(written, named, read, kwargs, *args)
+        parts = self._parts(written, named, read, kwargs, args)
+        lowered: jax.stages.Lowered = self._jitted.lower(*parts)
         return lowered
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
@@ -82,7 +83,7 @@ class PerReplica(DistributedValues):
         (1.0, 2.0)
     """
 
-    __slots__ = ("_components", "_form", "_local", "_rows", "_stacked")
+    __slots__ = ("_children", "_form")
 
     def __init__(self, values: Sequence[Any]) -> None:
         if not isinstance(values, (list, tuple)):
@@ -100,10 +101,13 @@ class PerReplica(DistributedValues):
                 )
             )
         self._form = _COMPONENTS
-        self._components: tuple[Any, ...] | None = tuple(values)
-        self._stacked: Any = None
-        self._rows: Any = None
-        self._local: Any = None
+        self._children: tuple[Any, ...] = tuple(values)
+
+    @classmethod
+    def _of(cls, form: _Form, children: tuple[Any, ...]) -> PerReplica:
+        new = cls.__new__(cls)
+        new._form, new._children = form, children
+        return new
 
     @classmethod
     def from_stacked(
@@ -117,19 +121,15 @@ class PerReplica(DistributedValues):
                 are padding. None if all are.
             provenance: Where the value comes from.
         """
-        new = cls((None,))
-        new._form = _STACKED if rows is None else _PADDED
+        form = _STACKED if rows is None else _PADDED
         if provenance is not UNKNOWN:
-            new._form = _Form(new._form, provenance)
-        new._components, new._stacked, new._rows = None, stacked, rows
-        return new
+            form = _Form(form, provenance)
+        return cls._of(form, (stacked,) if rows is None else (stacked, rows))
 
     @classmethod
     def from_local(cls, local: Any) -> PerReplica:
         """Wrap this replica's component inside a compiled replica function (``merge_call``)."""
-        new = cls((None,))
-        new._form, new._components, new._local = _LOCAL, None, local
-        return new
+        return cls._of(_LOCAL, (local,))
 
     @property
     def provenance(self) -> Provenance:
@@ -144,17 +144,23 @@ class PerReplica(DistributedValues):
     @property
     def stacked(self) -> Any:
         """The array ``[num_replicas, ...]`` with padding, or None if held as components."""
-        return self._stacked
+        return self._children[0] if self._form in ("stacked", "padded") else None
 
     @property
     def local(self) -> Any:
         """This replica's component inside a compiled merge call, else None."""
-        return self._local
+        return self._children[0] if self._form == "local" else None
 
     @property
     def rows(self) -> Any:
         """i32[num_replicas] counts of real rows, or None if every row is real."""
-        return self._rows
+        return self._children[1] if self._form == "padded" else None
+
+    _stacked, _rows = stacked, rows  # the keys of the leaves; a dash: no part of their names
+
+    @property
+    def _components(self) -> tuple[Any, ...] | None:
+        return self._children if self._form == "components" else None
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -165,16 +171,16 @@ class PerReplica(DistributedValues):
         """
         if self._components is not None:
             return self._components
-        if self._stacked is None:
+        if self.stacked is None:
             raise errors.ContextError(
                 errors.describe(
                     f"The components of {self!r} are not at hand here.",
                     fix="Inside `merge_call`, use `strategy.local_results(value)`.",
                 )
             )
-        if self._rows is None:
+        if self.rows is None:
             return tuple(self._unstacked())
-        if isinstance(self._rows, jax.core.Tracer):
+        if isinstance(self.rows, jax.core.Tracer):
             raise errors.ContextError(
                 errors.describe(
                     f"The components of {self!r} are padded to one shape in a compiled step, where "
@@ -183,11 +189,11 @@ class PerReplica(DistributedValues):
                     " which counts real rows only.",
                 )
             )
-        counts = np.asarray(self._rows)
+        counts = np.asarray(self.rows)
         return tuple(x[: int(k)] for x, k in zip(self._unstacked(), counts, strict=True))
 
     def _unstacked(self) -> list[Any]:
-        stacked = self._stacked
+        stacked = self.stacked
         if isinstance(stacked, jax.core.Tracer) or not isinstance(stacked, jax.Array):
             return [stacked[i] for i in range(stacked.shape[0])]
         shards = sorted(stacked.addressable_shards, key=lambda shard: shard.index[0].start or 0)
@@ -198,18 +204,18 @@ class PerReplica(DistributedValues):
         """Number of components, or None inside a merge call."""
         if self._components is not None:
             return len(self._components)
-        return None if self._stacked is None else int(self._stacked.shape[0])
+        return None if self.stacked is None else int(self.stacked.shape[0])
 
     def __repr__(self) -> str:
         if self._components is not None:
             return f"PerReplica({', '.join(_brief(x) for x in self._components)})"
-        if self._stacked is None:
-            return f"PerReplica(this replica: {_brief(self._local)})"
-        shape = getattr(self._stacked, "shape", None)
+        if self.stacked is None:
+            return f"PerReplica(this replica: {_brief(self.local)})"
+        shape = getattr(self.stacked, "shape", None)
         if shape is None:
             return "PerReplica(...)"
         inner = ", ".join(map(str, shape[1:]))
-        return f"PerReplica({shape[0]} x {self._stacked.dtype}[{inner}])"
+        return f"PerReplica({shape[0]} x {self.stacked.dtype}[{inner}])"
 
     def __format__(self, spec: str) -> str:
         return _no_number(self) if spec else repr(self)
@@ -359,14 +365,9 @@ def spread(tree: Any) -> Any:
 # -- pytree registration: leaves are the arrays inside ----------------------
 
 
-def _flatten_per_replica(value: PerReplica) -> tuple[tuple[Any, ...], _Form]:
-    # The form is kept by name, because JAX also makes trees whose leaves are None.
-    form = value._form
-    if form == "stacked":  # The one that each step meets.
-        return (value._stacked,), form
-    if form == "padded":
-        return (value._stacked, value._rows), form
-    return (value._components or ()) if form == "components" else (value._local,), form
+# Each step flattens its arguments: `attrgetter` does it without running Python. The form is kept by
+# name, because JAX also makes trees whose leaves are None.
+_flatten_per_replica = operator.attrgetter("_children", "_form")
 
 
 def _flatten_per_replica_with_keys(value: PerReplica) -> tuple[list[tuple[Any, Any]], _Form]:
@@ -378,15 +379,7 @@ def _flatten_per_replica_with_keys(value: PerReplica) -> tuple[list[tuple[Any, A
 
 
 def _unflatten_per_replica(form: _Form, leaves: Iterable[Any]) -> PerReplica:
-    children = tuple(leaves)
-    if form == "components":
-        new = PerReplica(children)
-    elif form == "local":
-        new = PerReplica.from_local(children[0])
-    else:
-        new = PerReplica.from_stacked(children[0], children[1] if form == "padded" else None)
-    new._form = form
-    return new
+    return PerReplica._of(form, tuple(leaves))
 
 
 jax.tree_util.register_pytree_with_keys(
