@@ -49,8 +49,9 @@ check: $(READY) ## style, types, floors, doctests, news, paths
 	$(PY) -m towncrier build --draft --version next >/dev/null
 	$(PY) tools/check_tree.py
 
-bench: $(READY) ## what a step costs beside hand-written jax
+bench: $(READY) ## what a step and its input cost beside hand-written jax
 	$(PY) benchmarks/overhead.py $(ARGS)
+	$(PY) benchmarks/input.py $(ARGS)
 
 docs: $(READY) ## build the pages into site/
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict

@@ -1,6 +1,6 @@
 """What a step costs beside the same step written by hand in jax.
 
-    make bench                        # or: python benchmarks/overhead.py --json figures.json
+    make bench                        # or: python benchmarks/overhead.py --json figures
 
 The contenders of a table take turns in one process, on two logical CPU devices, with the same
 arithmetic (their losses are compared first), the same placement and the same waiting. A ratio is
@@ -9,13 +9,8 @@ taken within each round, so that a busy machine slows both sides of it.
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import gc
 import itertools
-import json
 import os
-import pathlib
 import statistics
 import subprocess
 import sys
@@ -28,133 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from rich.console import Console
-from rich.table import Table
+from measuring import REPLICAS, Comparison, Report, Step, compare, cpu_strategy, take_turns
 
 import replicax as rx
-
-Step = Callable[[], jax.Array]
-"""One training step with its state inside; returns the loss, f32[]."""
-
-BURST = 16
-"""Steps between two waits: on the CPU, hundreds of steps with collectives under way dead-lock."""
-
-REPLICAS = 2
-
-
-# -- measuring ------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """One contender beside another. Lists have one entry a round.
-
-    Attributes:
-        what: The contender.
-        beside: What it is compared with.
-        unit: Of `mine`, `theirs` and `more`: `us` or `ms` a step, or `s`.
-        mine: Median of the contender.
-        theirs: Median of what it is compared with.
-        more: Median difference within a round.
-        ratio: Median ratio within a round.
-        lowest: The lowest ratio within a round.
-        highest: The highest.
-        of_least: Ratio of the least figures of both, which a busy machine disturbs least.
-        target: What the comparison should keep to; empty if nothing.
-        met: Whether it does.
-    """
-
-    what: str
-    beside: str
-    unit: str
-    mine: float
-    theirs: float
-    more: float
-    ratio: float
-    lowest: float
-    highest: float
-    of_least: float
-    target: str
-    met: bool
-
-
-def compare(
-    seconds: dict[str, list[float]],
-    what: str,
-    beside: str,
-    unit: str,
-    *,
-    max_ratio: float | None = None,
-    max_more: float | None = None,
-) -> Comparison:
-    """Compare two contenders of one run, and judge if there is a limit (`max_more` in `unit`)."""
-    scale = {"us": 1e6, "ms": 1e3, "s": 1.0}[unit]
-    mine, theirs = ([scale * x for x in seconds[name]] for name in (what, beside))
-    ratios = [a / b for a, b in zip(mine, theirs, strict=True)]
-    ratio = statistics.median(ratios)
-    more = statistics.median(a - b for a, b in zip(mine, theirs, strict=True))
-    target, met = "", True
-    if max_ratio is not None:
-        target, met = f"at most {max_ratio} x", ratio <= max_ratio
-    if max_more is not None:
-        target, met = f"at most {max_more} {unit} more", more <= max_more
-    return Comparison(
-        what=what,
-        beside=beside,
-        unit=unit,
-        mine=statistics.median(mine),
-        theirs=statistics.median(theirs),
-        more=more,
-        ratio=ratio,
-        lowest=min(ratios),
-        highest=max(ratios),
-        of_least=min(mine) / min(theirs),
-        target=target,
-        met=met,
-    )
-
-
-def take_turns(
-    steps: dict[str, Step], *, rounds: int, bursts: int, clock: Callable[[], float], wait: bool
-) -> dict[str, list[float]]:
-    """Let the contenders take turns, without garbage collection.
-
-    Args:
-        steps: The contenders.
-        rounds: How often each has its turn.
-        bursts: Bursts of `BURST` steps in a turn.
-        clock: What is measured, in seconds.
-        wait: Whether the wait for the devices at the end of a burst is measured too.
-
-    Returns:
-        For each contender the seconds a step: one entry a round. With the wait it is the median of
-        the bursts; of CPU time it is the least, as other work on the machine only ever adds.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    names = list(steps)
-    gc.collect()
-    gc.disable()
-    try:
-        for number in range(rounds):
-            first = number % len(names)
-            for name in names[first:] + names[:first]:
-                burst(steps[name], clock, wait=wait)  # The caches are another contender's.
-                turn = [burst(steps[name], clock, wait=wait) for _ in range(bursts)]
-                seconds[name].append(statistics.median(turn) if wait else min(turn))
-    finally:
-        gc.enable()
-    return seconds
-
-
-def burst(step: Step, clock: Callable[[], float], *, wait: bool) -> float:
-    """Seconds a step."""
-    start = clock()
-    for _ in range(BURST - 1):
-        step()
-    loss = step()
-    issued = clock()
-    loss.block_until_ready()
-    return ((clock() if wait else issued) - start) / BURST
 
 
 def check_losses(steps: dict[str, Step]) -> None:
@@ -167,22 +38,27 @@ def check_losses(steps: dict[str, Step]) -> None:
 # -- the ways to write a step ---------------------------------------------------------------------
 
 
-def by_hand(
-    strategy: rx.MirroredStrategy, step: Callable[..., Any], state: Any, batch: Any
-) -> Step:
+def jitted(strategy: rx.MirroredStrategy, step: Callable[..., Any]) -> Callable[..., Any]:
     """A donated `jit(shard_map)` of `state, loss = step(state, batch)`."""
-    mesh = strategy.replica_mesh
     split, whole = PartitionSpec("replica"), PartitionSpec()
     mapped = jax.shard_map(
         step,
-        mesh=mesh.mesh,
+        mesh=strategy.replica_mesh.mesh,
         in_specs=(whole, split),
         out_specs=(whole, whole),
         check_vma=False,
     )
-    run = jax.jit(mapped, donate_argnums=0)
+    return jax.jit(mapped, donate_argnums=0)
+
+
+def by_hand(
+    strategy: rx.MirroredStrategy, step: Callable[..., Any], state: Any, batch: Any
+) -> Step:
+    """A step of `jitted` on one batch."""
+    mesh = strategy.replica_mesh
+    run = jitted(strategy, step)
     state = jax.device_put(state, mesh.mirrored)
-    batch = jax.device_put(batch, NamedSharding(mesh.mesh, split))
+    batch = jax.device_put(batch, NamedSharding(mesh.mesh, PartitionSpec("replica")))
 
     def next_step() -> jax.Array:
         nonlocal state
@@ -448,70 +324,19 @@ def trace_time(strategy: rx.MirroredStrategy, rounds: int) -> list[Comparison]:
 # -- the report -----------------------------------------------------------------------------------
 
 
-def show(console: Console, title: str, comparisons: list[Comparison]) -> None:
-    """Print one table, ratios first."""
-    table = Table(title=title, title_justify="left")
-    for column in ("ratio", "range", "of the least", "contender", "beside"):
-        table.add_column(column)
-    for column in ("its figure", "the other's", "more"):
-        table.add_column(column, justify="right")
-    table.add_column("target")
-    for c in comparisons:
-        verdict = c.target and f"{c.target}: {'met' if c.met else 'MISSED'}"
-        table.add_row(
-            f"{c.ratio:.3f}",
-            f"{c.lowest:.2f}-{c.highest:.2f}",
-            f"{c.of_least:.3f}",
-            c.what,
-            c.beside,
-            f"{c.mine:.4g} {c.unit}",
-            f"{c.theirs:.4g} {c.unit}",
-            f"{c.more:.3g} {c.unit}",
-            verdict,
-        )
-    console.print(table)
-
-
 def main() -> None:
     """Measure everything, print the tables, and write them where asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
-    parser.add_argument("--rounds", type=int, default=20, help="turns of each contender")
-    options = parser.parse_args()
-
-    jax.config.update("jax_platforms", "cpu")
-    rx.devices.logical(cpu=REPLICAS)
-    strategy = rx.MirroredStrategy([f"cpu:{i}" for i in range(REPLICAS)])
-    console = Console(width=None if sys.stdout.isatty() else 150)
-    cores = os.cpu_count()
-    console.print(f"jax {jax.__version__}, Python {sys.version.split()[0]}, {cores} CPU cores")
-
-    figures: dict[str, list[Comparison]] = {}
-
-    def table(title: str, comparisons: list[Comparison]) -> None:
-        figures[title] = comparisons
-        show(console, title, comparisons)
-
+    report = Report("overhead", __doc__.splitlines()[0])
+    strategy = cpu_strategy()
     for count in (10, 100, 400):
         title = f"CPU time of the calling thread a step, {count} leaves"
-        table(title, python_cost(strategy, count, options.rounds))
+        report.add(title, python_cost(strategy, count, report.rounds))
     title = "Wall time a step, MLP 784-512-512-10, batch 256"
-    table(title, step_time(strategy, options.rounds))
+    report.add(title, step_time(strategy, report.rounds))
     title = "CPU time of a trace, 200 dense layers with gradients (400 leaves)"
-    table(title, trace_time(strategy, 3))
-    table("CPU time of the import in a fresh interpreter", import_time(5))
-
-    if options.json is not None:
-        report = {
-            "jax": jax.__version__,
-            "python": sys.version.split()[0],
-            "cores": cores,
-            "tables": {
-                title: [dataclasses.asdict(row) for row in rows] for title, rows in figures.items()
-            },
-        }
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        console.print(f"Figures are in {options.json}.")
+    report.add(title, trace_time(strategy, 3))
+    report.add("CPU time of the import in a fresh interpreter", import_time(5))
+    report.write()
 
 
 if __name__ == "__main__":

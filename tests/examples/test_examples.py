@@ -54,6 +54,20 @@ for epoch in range(10):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
+def test_a_training_from_files_goes_on_after_a_stop_as_if_there_was_none(run_program):
+    done = run_program(EXAMPLES / "files.py")
+
+    assert done.returncode == 0, done.stderr
+    steps = re.findall(r"^steps (\d+) to (\d+):", done.stdout, re.MULTILINE)
+    assert steps == [("0", "71"), ("0", "30"), ("30", "71")]
+    whole, stopped, resumed = losses(done.stdout)
+    assert resumed == pytest.approx(whole, abs=1e-4)
+    assert whole < stopped / 1.5
+    assert float(re.search(r"differ by at most (\S+)$", done.stdout)[1]) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_the_demo_trains_compares_and_draws(run_program, tmp_path):
     done = run_program(EXAMPLES / "digits.py", "--output", "drawing.png")
 

@@ -129,6 +129,9 @@ def _stacked(
     array: np.ndarray[Any, Any], pieces: Sequence[tuple[int, int]], share: int
 ) -> np.ndarray[Any, Any]:
     """A new array ``[num_replicas, share, ...]`` of the pieces, padded with the first row."""
+    first, last = pieces[0][0], pieces[-1][1]
+    if last - first == len(pieces) * share:  # Nothing to pad: the pieces lie side by side.
+        return array[first:last].reshape(len(pieces), share, *array.shape[1:]).copy()
     stacked = np.empty((len(pieces), share, *array.shape[1:]), array.dtype)
     for target, (first, last) in zip(stacked, pieces, strict=True):
         target[: last - first] = array[first:last]
