@@ -142,7 +142,7 @@ def test_an_eager_step_has_counted_its_rows(strategy, metric):
     assert float(metric.result()) == 1.0
 
 
-def test_an_update_in_a_loss_function(run, metric):
+def test_an_update_in_a_loss_function(strategy, metric):
     def replica_fn(x):
         def loss(w):
             per_row = w * x
@@ -151,7 +151,8 @@ def test_an_update_in_a_loss_function(run, metric):
 
         return rx.value_and_grad(loss)(jnp.float32(2.0))[0]
 
-    assert float(run(replica_fn, EVEN)) == 6.0
+    step = rx.function(lambda x: strategy.run(replica_fn, args=(x,)))
+    assert float(step(EVEN)) == 6.0
     assert float(metric.result()) == 6.0
 
 
