@@ -9,6 +9,7 @@ import typing as _typing
 
 from replicax import devices as devices
 from replicax import errors as errors
+from replicax import metrics as metrics
 from replicax.collectives import CommunicationImplementation as CommunicationImplementation
 from replicax.collectives import CommunicationOptions as CommunicationOptions
 from replicax.collectives import ReduceOp as ReduceOp
@@ -93,6 +94,7 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "metrics",
     "register_primitive",
     "value_and_grad",
 ]

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.metrics import Metric
 from replicax.values import DistributedValues, Variable
 
 _NUMBERS = (bool, int, float, complex)
@@ -117,7 +118,7 @@ def _has_attributes(value: object) -> bool:
     """Whether ``value`` is an object whose attributes are its parts."""
     if value is None or isinstance(value, (*_FUNCTIONS, dict, list, deque, tuple, str, bytes)):
         return False
-    if isinstance(value, types.SimpleNamespace):
+    if isinstance(value, (types.SimpleNamespace, Metric)):
         return True
     if any(cls.__module__.partition(".")[0] in _OPAQUE_PACKAGES for cls in _own_classes(value)):
         return False
@@ -139,7 +140,10 @@ def _attributes(value: object) -> list[tuple[str, Any]]:
         slots = cls.__dict__.get("__slots__", ())
         names |= {slots} if isinstance(slots, str) else set(slots)
     names = {name for name in names if not name.startswith("__")}
-    return [(name, getattr(value, name)) for name in sorted(names) if hasattr(value, name)]
+    found = [(name, getattr(value, name)) for name in sorted(names) if hasattr(value, name)]
+    # The numbers of a metric are options; its state is in variables.
+    is_metric = isinstance(value, Metric)
+    return [(name, part) for name, part in found if not (is_metric and type(part) in _NUMBERS)]
 
 
 def _is_frozen(value: Any) -> bool:
