@@ -36,12 +36,15 @@ class Seats:
         count: How many replicas it feeds.
         total: How many replicas share the batch.
         least_share: Rows that every replica's arrays hold at least, with padding.
+        even_share: Rows that every replica's arrays hold under `"drop"`; fewer are left out
+            altogether. None where a batch is shared by all replicas: as many as there are.
     """
 
     first: int
     count: int
     total: int
     least_share: int = 0
+    even_share: int | None = None
 
     def shares(self, rows: int, remainder: Remainder) -> tuple[int, list[tuple[int, int]]]:
         """How a batch of `rows` rows is shared out.
@@ -51,11 +54,16 @@ class Seats:
             the first of its real rows and the one after the last.
         """
         if remainder == "drop":
-            rows -= rows % self.total
+            even = rows // self.total
+            if self.even_share is not None:
+                even = self.even_share if even >= self.even_share else 0
+            rows = even * self.total
         share = -(-rows // self.total)
         edges = [min(rows, i * share) for i in range(self.first, self.first + self.count + 1)]
         pieces = list(itertools.pairwise(edges))
-        return (max(share, self.least_share) if rows else 0), pieces
+        if rows and remainder != "drop":
+            share = max(share, self.least_share)
+        return share, pieces
 
 
 @dataclass(frozen=True)
