@@ -59,7 +59,7 @@ class DistributedIterator:
         self._dataset = dataset
         self._epoch, self._step = epoch, step
         self._batches: Iterator[tuple[int, Any]] | None = None
-        self._is_closed = False
+        self._is_closed = self._has_ended = False
 
     # -- taking batches ------------------------------------------------------
 
@@ -75,6 +75,7 @@ class DistributedIterator:
         try:
             self._step, batch = next(self._batches)
         except StopIteration:
+            self._has_ended = True
             self._dataset._used_up = self._dataset._feed.is_once
             raise
         except BaseException as error:
@@ -144,6 +145,11 @@ class DistributedIterator:
         """Number of the next step of the epoch, from 0."""
         return self._step
 
+    @property
+    def was_followed(self) -> bool:
+        """Whether it has ended and a later pass over its dataset has begun."""
+        return self._has_ended and self._dataset._next_epoch > self._epoch + 1
+
     def get_state(self) -> dict[str, Any]:
         """The place in the dataset, as a dict that can be written as JSON.
 
@@ -194,7 +200,7 @@ class DistributedIterator:
         if dataset._feed.is_once:
             dataset._shared_position = step
         self._drop()
-        self._is_closed = False
+        self._is_closed = self._has_ended = False
         self._epoch, self._step = epoch, step
         dataset._next_epoch = epoch + 1
 
