@@ -42,7 +42,7 @@ CHAINS = {
     "over epochs": lambda data, seed, size: shuffled(data, seed).repeat(2).batch(size),
     "a part": lambda data, seed, size: shuffled(data, seed).skip(3).take(20).batch(size),
     "full only": lambda data, seed, size: shuffled(data, seed).batch(size, drop_remainder=True),
-    "batches moved": lambda data, seed, size: shuffled(data.batch(size), seed).prefetch(2),
+    "batches shuffled": lambda data, seed, size: shuffled(data.batch(size), seed).prefetch(2),
     "cached": lambda data, seed, size: shuffled(data.cache(), seed).batch(size),
 }
 CHAIN = st.sampled_from(list(CHAINS))
@@ -113,8 +113,9 @@ def kept(batches, total, remainder):
     return steps, False
 
 
-def promised(plan, step, epoch):
-    return [ids.tolist() for ids in plan.rows(step, epoch)]
+def promised(plan, steps, epoch):
+    """What the plan says of the first so many steps."""
+    return [[ids.tolist() for ids in plan.rows(step, epoch)] for step in range(steps)]
 
 
 # --- batches shared by all replicas ----------------------------------------------------------
@@ -149,8 +150,8 @@ def test_the_union_of_a_step_is_the_global_batch_of_one_device(
     for steps, plan in zip(found, ours, strict=True):
         assert list(steps) == list(expected)
         assert stops or plan.num_steps == len(expected)
-        assert len({plan.num_steps, len(one_device)}) == 1 or remainder == "drop"
-        assert all(promised(plan, at, epoch) == real_rows(steps[at]) for at in steps)
+        assert remainder == "drop" or plan.num_steps == len(one_device)
+        assert promised(plan, len(steps), epoch) == [real_rows(one) for one in steps.values()]
     for step, ids in expected.items():
         batches = [steps[step] for steps in found]
         assert [part for one in batches for part in real_rows(one)] == pieces(ids, total)
@@ -220,6 +221,23 @@ def test_streams_of_their_own_hold_what_is_promised(
     readers = pipelines if policy == "off" else 1
     assert Counter(flat(own)) == dict.fromkeys(range(rows), readers * repeats)
 
+    check_streams(dataset, own, replicas, policy, remainder, epoch)
+
+
+@settings(max_examples=75)
+@given(**SIZES, chain=CHAIN, remainder=REMAINDER, epoch=st.integers(0, 2))
+def test_off_reads_on_every_pipeline_what_one_device_reads(
+    rows, batch, replicas, pipelines, seed, chain, remainder, epoch
+):
+    dataset = make(chain, rows, seed, batch)
+    one_device = flat(ids_of(element) for element in dataset.open(epoch=epoch))
+    own = [one_device] * max(pipelines, 2)
+    check_streams(dataset, own, replicas, "off", remainder, epoch)
+
+
+def check_streams(dataset, own, replicas, policy, remainder, epoch):
+    """Each pipeline reads its own stream of rows, in shares of the dataset's batches."""
+    pipelines, batch = len(own), dataset.batch_size
     options = {"policy": policy, "remainder": remainder}
     if batch < pipelines:
         with pytest.raises(rx.errors.InvalidArgumentError, match="cannot be shared out"):
@@ -236,7 +254,7 @@ def test_streams_of_their_own_hold_what_is_promised(
         if policy == "file":  # Nobody knows how many rows the files have.
             assert plan.rows(0) is plan.num_steps is None
         else:
-            assert {step: promised(plan, step, epoch) for step in steps} == expected
+            assert promised(plan, len(steps), epoch) == list(expected.values())
             assert stops or plan.num_steps == len(expected)
         # One program: arrays of one shape on all pipelines.
         shapes = {x.shape[:2] for one in steps.values() for x in one.stacked}
@@ -333,7 +351,7 @@ def test_batches_of_any_sizes_are_kept_as_they_are(sizes, replicas, pipelines, s
     } == expected
     for plan in ours:
         assert plan.num_steps in {None, len(expected)} or 0 in sizes or stops
-        assert sizes == [] or plan.rows(0) is None  # the source knows of batches, not of rows
+        assert not expected or plan.rows(0) is None  # the source knows of batches, not of rows
 
 
 # --- on devices ------------------------------------------------------------------------------
@@ -375,12 +393,11 @@ def test_devices_hold_what_the_plan_promises(
     options = rx.InputOptions(prefetch=prefetch, remainder=remainder)
     dataset = strategy.distribute_dataset(make(chain, rows, seed, batch), options)
     for epoch in range(2):
-        steps, batches = {}, iter(dataset)
+        batches = iter(dataset)
         # A loop that ends early, and another one that goes on.
-        for one in itertools.chain(itertools.islice(batches, stop), batches):
-            steps[batches.step - 1] = parts(strategy, one)
-        assert len(steps) == len(dataset)
-        assert steps == {at: promised(dataset.plan, at, epoch) for at in steps}
+        taken = itertools.chain(itertools.islice(batches, stop), batches)
+        steps = [parts(strategy, one) for one in taken]
+        assert steps == promised(dataset.plan, len(dataset), epoch)
 
 
 @settings(max_examples=15)

@@ -59,6 +59,7 @@ class InputPlan:
     remainder: Remainder
     _source: Elements = field(repr=False, compare=False)
     _sharing: Sharing = field(repr=False, compare=False)
+    _kept_elements: dict[int, list[int]] = field(default_factory=dict, repr=False, compare=False)
 
     # -- sizes --------------------------------------------------------------
 
@@ -77,19 +78,36 @@ class InputPlan:
     def num_steps(self) -> int | None:
         """Steps of one epoch of this pipeline, or None if unknown or without end."""
         elements = self._sharing.elements
-        count = elements.num_elements
-        if count is None or (self.remainder != "drop" and elements.batch_size is not None):
-            return count
-        shares = [self._share_of(element) for element in range(count)]
-        if None not in shares:
-            return sum(bool(share) for share in shares)
-        # Elements without rows are left out, but who yields those?
-        return None if self.remainder == "drop" else count
+        if not self._may_drop_steps:
+            return elements.num_elements
+        kept = self._kept(0)
+        if kept is not None:
+            return len(kept)
+        # Elements without rows are no steps, but who yields those?
+        return None if self.remainder == "drop" else elements.num_elements
 
-    def _share_of(self, element: int) -> int | None:
+    @property
+    def _may_drop_steps(self) -> bool:
+        """Whether an element may be left out."""
+        return self.remainder == "drop" or self._sharing.elements.batch_size is None
+
+    def _kept(self, epoch: int) -> list[int] | None:
+        """The elements that become steps, or None if unknown."""
+        count = self._sharing.elements.num_elements
+        if count is None:
+            return None
+        if epoch not in self._kept_elements:
+            shares = [self._share_of(element, epoch) for element in range(count)]
+            if None in shares:
+                return None
+            self._kept_elements.clear()  # Of one epoch only: a user walks through it.
+            self._kept_elements[epoch] = [i for i, share in enumerate(shares) if share]
+        return self._kept_elements[epoch]
+
+    def _share_of(self, element: int, epoch: int) -> int | None:
         """Rows of one replica's arrays, with padding, of an element; None if unknown."""
         elements = self._sharing.elements
-        ids = self._row_ids(element, epoch=0)
+        ids = self._row_ids(element, epoch)
         rows = None if ids is None else len(ids)
         if rows is None and isinstance(elements, Plain):
             rows = elements.num_rows(element)
@@ -108,7 +126,7 @@ class InputPlan:
         """The rows that each of the pipeline's replicas gets, by their places in the source.
 
         Args:
-            step: Number of the batch in the epoch, from 0.
+            step: Number of the step in the epoch, from 0.
             epoch: Number of the epoch, from 0.
 
         Returns:
@@ -117,8 +135,8 @@ class InputPlan:
         Raises:
             OutOfRangeError: The epoch has no such step.
         """
-        elements = self._sharing.elements
-        count = elements.num_elements
+        kept = self._kept(epoch) if self._may_drop_steps else None
+        count = self._sharing.elements.num_elements if kept is None else len(kept)
         if step < 0 or (count is not None and step >= count):
             raise errors.OutOfRangeError(
                 errors.describe(
@@ -126,7 +144,7 @@ class InputPlan:
                     why=f"An epoch has {'steps from 0' if count is None else f'{count} steps'}.",
                 )
             )
-        ids = self._row_ids(step, epoch)
+        ids = self._row_ids(step if kept is None else kept[step], epoch)
         if ids is None:
             return None
         _, pieces = self._sharing.seats.shares(len(ids), self.remainder)
@@ -195,7 +213,7 @@ class InputPlan:
             ("remainder", f"{self.remainder}: {_RULES[self.remainder]}"),
         ]
         text = "\n".join(f"{name:<18} {value}" for name, value in lines)
-        first = self.rows(0) if self._sharing.elements.num_elements != 0 else None
+        first = self.rows(0) if self.num_steps != 0 else None
         if first is not None:
             table = errors.Table(
                 ("replica", "rows of step 0"),

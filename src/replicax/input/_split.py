@@ -151,6 +151,7 @@ def host_array(leaf: Any) -> np.ndarray[Any, Any]:
     Raises:
         ArgumentTypeError: It holds strings, objects or PRNG keys.
         ContextError: It is traced.
+        InvalidArgumentError: It holds integers that devices cannot hold.
     """
     if isinstance(leaf, jax.core.Tracer):
         raise errors.ContextError(
@@ -173,7 +174,20 @@ def host_array(leaf: Any) -> np.ndarray[Any, Any]:
             )
         )
     # What JAX would do to them as well, once and before they are sent.
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    found = array.astype(dtype, copy=False)
+    if found is not array and array.dtype.kind in "iu" and not np.array_equal(found, array):
+        raise errors.InvalidArgumentError(
+            errors.describe(
+                f"A batch of the dataset holds {array.dtype} numbers from {array.min()} to "
+                f"{array.max()}, which {dtype} cannot hold.",
+                why="JAX keeps integers in 32 bits unless `jax_enable_x64` is on; others would "
+                "become wrong ones.",
+                fix="Make them smaller before distributing the dataset, or call "
+                '`jax.config.update("jax_enable_x64", True)`.',
+            )
+        )
+    return found
 
 
 def row_count(batch: Any, arrays: Sequence[np.ndarray[Any, Any]], step: int) -> int:
