@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import replicax as rx
 from replicax.checkpoint import Checkpoint
@@ -179,6 +181,46 @@ def test_at_every_step_of_a_dataset_function():
         iter(distribute(replicas=3)).set_state(state)
     with pytest.raises(rx.errors.InvalidArgumentError, match="order"):
         iter(distribute(seed=1)).set_state(state)
+
+
+OPERATIONS = ["take", "take", "take", "begin", "note", "go", "close"]
+
+
+@settings(max_examples=40)
+@given(
+    operations=st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 99)), max_size=25),
+    prefetch=st.integers(0, 3),
+)
+def test_any_order_of_taking_and_going(operations, prefetch):
+    """Iterators that live side by side, against arithmetic on epochs and steps."""
+    epochs = [[batch.tolist() for batch in shuffled().open(epoch=epoch)] for epoch in range(40)]
+    dataset = strategy_of(2).distribute_dataset(shuffled(), rx.InputOptions(prefetch=prefetch))
+    iterators, places, notes, next_epoch = [iter(dataset)], [[0, 0, True]], [], 1
+    for operation, number in operations:
+        at = number % len(iterators)
+        batches, place = iterators[at], places[at]
+        epoch, step, is_open = place
+        if operation == "take":
+            found = batches.get_next_as_optional()
+            assert found.has_value() == (is_open and step < 3)
+            if found.has_value():
+                assert real_rows(found.get_value()) == epochs[epoch][step]
+                place[1] += 1
+        elif operation == "begin":
+            iterators.append(iter(dataset))
+            places.append([next_epoch, 0, True])
+            next_epoch += 1
+        elif operation == "note":
+            notes.append(batches.get_state())
+            assert (notes[-1]["epoch"], notes[-1]["step"]) == (epoch, step)
+        elif operation == "go" and notes:
+            state = notes[number % len(notes)]
+            batches.set_state(state)
+            places[at] = [state["epoch"], state["step"], True]
+            next_epoch = state["epoch"] + 1
+        elif operation == "close":
+            batches.close()
+            place[2] = False
 
 
 # --- the state -------------------------------------------------------------------------------
