@@ -98,9 +98,9 @@ def test_an_exception_comes_in_its_turn_with_its_own_type(strategy, prefetch):
     batches = iter(strategy.distribute_dataset(source(), rx.InputOptions(prefetch=prefetch)))
     next(batches)
     next(batches)
-    with pytest.raises(BrokenError, match="row 4"):
-        next(batches)
-    assert list(batches) == []
+    for _ in range(2):  # Going on does not look like the end of the data.
+        with pytest.raises(BrokenError, match="row 4"):
+            next(batches)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

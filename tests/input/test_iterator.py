@@ -1,8 +1,6 @@
-"""Epochs, positions, and what iterators of distributed datasets are asked."""
+"""Epochs, and what iterators of distributed datasets are asked."""
 
 from __future__ import annotations
-
-import json
 
 import jax
 import numpy as np
@@ -21,13 +19,6 @@ def rows(strategy, batches):
 
 def shuffled(count=7, batch=3, seed=0):
     return rx.data.from_arrays(np.arange(count)).shuffle(seed=seed).batch(batch)
-
-
-def on(replicas, dataset=None, **options):
-    """A strategy of so many replicas, and the dataset on it."""
-    strategy = rx.MirroredStrategy(jax.devices()[:replicas])
-    dataset = shuffled() if dataset is None else dataset
-    return strategy, strategy.distribute_dataset(dataset, rx.InputOptions(**options))
 
 
 # --- the end ---------------------------------------------------------------------------------
@@ -143,124 +134,6 @@ def test_taking_a_batch_in_a_replica_is_refused(run, strategy):
         run(lambda: next(batches))
 
 
-# --- resuming --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("remainder", ["mask", "drop"])
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_resuming_anywhere_on_other_replicas_gives_the_rows_that_remain(remainder, prefetch):
-    strategy, dataset = on(2, prefetch=prefetch, remainder=remainder)
-    expected, states = [], []
-    for _ in range(2):
-        batches = iter(dataset)
-        states.append((len(expected), batches.get_state()))
-        for batch in batches:
-            expected += rows(strategy, [batch])
-            states.append((len(expected), batches.get_state()))
-    assert len(expected) == {"mask": 6, "drop": 4}[remainder]
-    # `drop` depends on the number of replicas by its meaning: compare with as many.
-    for taken, state in states:
-        for replicas in (1, 3, 4) if remainder == "mask" else (2,):
-            other, again = on(replicas, prefetch=prefetch, remainder=remainder)
-            batches = iter(again)
-            batches.set_state(json.loads(json.dumps(state)))
-            found = rows(other, batches)
-            if state["epoch"] == 0:
-                found += rows(other, again)
-            assert found == expected[taken:]
-
-
-def test_a_new_process_goes_on(strategy, run_python):
-    dataset = strategy.distribute_dataset(shuffled())
-    batches = iter(dataset)
-    next(batches)
-    state = batches.get_state()
-    done = run_python(f"""
-        import jax, json
-        jax.config.update("jax_num_cpu_devices", 3)
-        import numpy as np, replicax as rx
-        strategy = rx.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
-        dataset = rx.data.from_arrays(np.arange(7)).shuffle(seed=0).batch(3)
-        batches = iter(strategy.distribute_dataset(dataset))
-        batches.set_state(json.loads('{json.dumps(state)}'))
-        print([strategy.gather(batch, axis=0).tolist() for batch in batches])
-    """)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == rows(strategy, batches)
-
-
-def test_the_state_tells_what_was_taken_and_not_what_was_placed_ahead(strategy):
-    batches = iter(strategy.distribute_dataset(shuffled(60), rx.InputOptions(prefetch=8)))
-    for step in range(4):
-        assert batches.get_state()["step"] == step
-        next(batches)
-
-
-def test_going_back_and_forth(strategy):
-    dataset = strategy.distribute_dataset(shuffled())
-    batches = iter(dataset)
-    start = batches.get_state()
-    first = rows(strategy, batches)
-    batches.set_state(start)
-    assert rows(strategy, batches) == first
-
-
-def test_the_passes_after_a_state_are_the_epochs_after_it(strategy):
-    dataset = strategy.distribute_dataset(shuffled())
-    for _ in range(2):
-        state = iter(dataset).get_state()
-    again = strategy.distribute_dataset(shuffled())
-    batches = iter(again)
-    batches.set_state(state)
-    assert batches.epoch == 1
-    assert iter(again).epoch == 2
-
-
-@pytest.mark.parametrize(
-    ("other", "fact"),
-    [
-        (lambda: shuffled(count=20), "elements"),
-        (lambda: shuffled(batch=2), "batch_size"),
-        (lambda: shuffled(seed=1), "order"),
-    ],
-    ids=["length", "batch", "seed"],
-)
-def test_the_state_of_another_dataset_is_refused(strategy, other, fact):
-    state = iter(strategy.distribute_dataset(shuffled())).get_state()
-    batches = iter(strategy.distribute_dataset(other()))
-    with pytest.raises(rx.errors.InvalidArgumentError, match=fact):
-        batches.set_state(state)
-
-
-@pytest.mark.parametrize(
-    "state",
-    [None, 3, {}, {"epoch": 0}, {"epoch": 0, "step": -1, "source": {}}],
-    ids=str,
-)
-def test_what_is_no_state_is_refused(strategy, state):
-    with pytest.raises(rx.errors.InvalidArgumentError, match="No state"):
-        iter(strategy.distribute_dataset(shuffled())).set_state(state)
-
-
-def test_an_iterator_as_source_skips_to_a_state(strategy):
-    def batches():
-        return (np.arange(2) + i for i in range(4))
-
-    first = iter(strategy.distribute_dataset(batches()))
-    next(first)
-    again = iter(strategy.distribute_dataset(batches()))
-    again.set_state(first.get_state())
-    assert rows(strategy, again) == rows(strategy, first) == [[1, 2], [2, 3], [3, 4]]
-
-
-def test_an_iterator_as_source_cannot_go_back(strategy):
-    batches = iter(strategy.distribute_dataset(np.arange(2) + i for i in range(4)))
-    start = batches.get_state()
-    next(batches)
-    with pytest.raises(rx.errors.FailedPreconditionError, match="cannot be set"):
-        batches.set_state(start)
-
-
 # --- functions -------------------------------------------------------------------------------
 
 
@@ -271,20 +144,6 @@ def test_a_function_may_return_a_dataset_with_epochs(strategy):
         assert rows(strategy, dataset) == [one[0] + one[1], one[2] + one[3]]
     assert dataset.plan is None
     assert len(dataset) == 2
-
-
-def test_resuming_the_batches_of_a_function(strategy):
-    def distribute(strategy):
-        return iter(strategy.distribute_datasets_from_function(lambda context: shuffled(9, 1)))
-
-    batches = distribute(strategy)
-    next(batches)
-    again = distribute(strategy)
-    again.set_state(batches.get_state())
-    assert rows(strategy, again) == rows(strategy, batches)
-    other = rx.MirroredStrategy(jax.devices()[:3])
-    with pytest.raises(rx.errors.InvalidArgumentError, match=r"replicas +2 +3"):
-        distribute(other).set_state(batches.get_state())
 
 
 def test_per_replica_calls_the_function_once_a_replica(strategy):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
@@ -23,6 +23,7 @@ def test_every_row_goes_to_one_replica_in_order(rows, replicas):
     assert rows % replicas or len(full) == replicas
 
 
+@settings(max_examples=8)  # each shape is a program for `gather`
 @given(rows=st.integers(1, 40), replicas=st.integers(1, 8), width=st.integers(0, 3))
 def test_no_row_is_lost_repeated_or_moved(rows, replicas, width):
     strategy = rx.MirroredStrategy(jax.devices()[:replicas])
@@ -74,6 +75,23 @@ def test_padding_repeats_a_real_row(strategy):
 def test_dtypes_become_those_of_jax(strategy, given, kept):
     (batch,) = strategy.distribute_dataset([np.zeros(2, given)])
     assert batch.stacked.dtype == kept
+
+
+@pytest.mark.parametrize("distribute", ["dataset", "function"])
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [(2**31, np.int64), (-(2**31) - 1, np.int64), (2**32, np.uint64)],
+    ids=["large", "small", "unsigned"],
+)
+def test_integers_that_would_become_others_are_refused(strategy, distribute, given, dtype):
+    batches = [np.array([given, 0], dtype)] * 2
+    dataset = (
+        strategy.distribute_dataset(batches)
+        if distribute == "dataset"
+        else strategy.distribute_datasets_from_function(lambda context: batches)
+    )
+    with pytest.raises(rx.errors.InvalidArgumentError, match=f"{given}.*32 cannot hold"):
+        next(iter(dataset))
 
 
 def test_float64_stays_with_x64(strategy):

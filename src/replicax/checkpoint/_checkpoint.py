@@ -6,10 +6,11 @@ import os
 from typing import Any
 
 from replicax import errors
-from replicax.checkpoint._leaves import find_leaves
+from replicax.checkpoint._leaves import Leaves, find_leaves
 from replicax.checkpoint._records import Record, data_of, record_of
 from replicax.checkpoint._restoration import Restoration, RestoreStatus, Saved
 from replicax.checkpoint._storage import local_path, read, require_writable, write
+from replicax.input import DistributedIterator
 from replicax.values import Frame, current_frame, entered
 
 _RESERVED = frozenset({"objects", "restore", "save"})
@@ -18,10 +19,11 @@ _RESERVED = frozenset({"objects", "restore", "save"})
 class Checkpoint:
     """Saves objects to a folder and restores them, on any number of replicas.
 
-    The objects are trees of variables, arrays (of JAX and NumPy) and Python numbers: models and
-    other objects, whose attributes are looked through, dictionaries, lists, tuples, dataclasses,
-    and pytrees such as the states of Optax. Each of these leaves has a path: ``model.dense.w``,
-    ``opt[0].mu['w']``. Everything else, such as a string, a function or a strategy, is left out.
+    The objects are trees of variables, arrays (of JAX and NumPy), Python numbers and iterators of
+    distributed datasets: models and other objects, whose attributes are looked through,
+    dictionaries, lists, tuples, dataclasses, and pytrees such as the states of Optax. Each of these
+    leaves has a path: ``model.dense.w``, ``opt[0].mu['w']``. Everything else, such as a string, a
+    function or a strategy, is left out.
 
     * What is saved is the value across replicas: of a sync-on-read variable the sum, the mean or
       replica 0's value, as its aggregation says. It can be restored into a variable of any kind
@@ -31,6 +33,9 @@ class Checkpoint:
       or attribute that holds them, and stay on the devices of what they replace. A tuple or a
       pytree that cannot be changed is replaced by a new one; given to `Checkpoint` as it is, the
       new one is found under its name: ``checkpoint.state``.
+    * Of an iterator its place is saved (`DistributedIterator.get_state`). It is restored with
+      `set_state`, on any number of replicas: the rows that remain follow, and the passes over its
+      dataset after this one are the epochs after.
     * Values of variables that do not exist yet wait. When a variable appears among the objects, it
       is given its value before it is first used from there.
 
@@ -56,6 +61,18 @@ class Checkpoint:
         >>> _ = checkpoint.restore(folder).assert_consumed()
         >>> int(alone), checkpoint.rate
         (7, 0.5)
+
+        An iterator goes on where it was:
+
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> rows = rx.data.from_iterable(range(8)).shuffle(seed=0).batch(4)
+        >>> batches = iter(strategy.distribute_dataset(rows))
+        >>> _ = next(batches)
+        >>> rx.checkpoint.Checkpoint(batches=batches).save(folder)
+        >>> again = iter(strategy.distribute_dataset(rows))
+        >>> _ = rx.checkpoint.Checkpoint(batches=again).restore(folder)
+        >>> again.step, len(list(again))
+        (1, 1)
     """
 
     objects: dict[str, Any]
@@ -102,6 +119,7 @@ class Checkpoint:
         Raises:
             AlreadyExistsError: Something else is at `path`; it is not touched.
             ContextError: In replica context, or inside an `rx.function`.
+            FailedPreconditionError: An iterator has ended, and another one of its dataset is used.
             InvalidArgumentError: A per-replica value is among the leaves.
         """
         _require_context("save")
@@ -109,6 +127,7 @@ class Checkpoint:
         require_writable(target)
         with entered(Frame(None)):
             leaves = find_leaves(self.objects)
+            _refuse_followed(leaves)
             values = {name: leaf.value for name, leaf in leaves.found.items()}
             records = {name: record_of(name, value) for name, value in values.items()}
             arrays = {
@@ -139,7 +158,9 @@ class Checkpoint:
         Raises:
             NotFoundError: Nothing is at `path`, or an empty folder, or a save that did not end.
             InvalidArgumentError: Something else than a checkpoint is, or a leaf is missing in it or
-                has another shape or dtype; lists all of these.
+                has another shape or dtype; lists all of these. Or an iterator has another dataset.
+            FailedPreconditionError: The source of an iterator can be read only once, and was read
+                further.
             DataLossError: The checkpoint cannot be read.
             ContextError: In replica context, or inside an `rx.function`.
         """
@@ -155,6 +176,20 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         return f"<Checkpoint of {', '.join(self.objects)}>"
+
+
+def _refuse_followed(leaves: Leaves) -> None:
+    for path, leaf in leaves.found.items():
+        if isinstance(leaf.value, DistributedIterator) and leaf.value.was_followed:
+            raise errors.FailedPreconditionError(
+                errors.describe(
+                    f"`{path}` is {leaf.value!r}, which has ended, and a later pass over its "
+                    "dataset has begun.",
+                    why="A run that is resumed from it would repeat the passes since.",
+                    fix="Give `Checkpoint` the iterator that is in use: make a new `Checkpoint` "
+                    "for each save, or keep the iterator in an attribute of an object.",
+                )
+            )
 
 
 def _require_context(call: str) -> None:

@@ -15,8 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.input import DistributedIterator
 from replicax.metrics import Metric
 from replicax.values import DistributedValues, Variable
+
+IN_PLACE = (Variable, DistributedIterator)
+"""Leaves that are set where they are, and stay the objects that they were."""
 
 _NUMBERS = (bool, int, float, complex)
 # Objects of these hold no state of the user's; what is a pytree node is one all the same.
@@ -46,8 +50,8 @@ class Child(NamedTuple):
 
 
 def is_leaf(value: object) -> bool:
-    """Whether ``value`` is a variable, an array, a Python number or a per-replica value."""
-    if isinstance(value, (Variable, DistributedValues, jax.Array)):
+    """Whether it is a variable, an iterator's place, an array, a number or a per-replica value."""
+    if isinstance(value, (*IN_PLACE, DistributedValues, jax.Array)):
         return True
     if isinstance(value, (np.ndarray, np.generic)):
         return jnp.issubdtype(value.dtype, np.number) or value.dtype == np.bool_

@@ -8,8 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from replicax import errors
-from replicax.checkpoint._containers import children, is_leaf, is_mutable, put, rebuilt
-from replicax.values import Variable
+from replicax.checkpoint._containers import (
+    IN_PLACE,
+    children,
+    is_leaf,
+    is_mutable,
+    put,
+    rebuilt,
+)
 
 
 class Slot(NamedTuple):
@@ -22,7 +28,7 @@ class Slot(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """A variable, an array or a number.
+    """A variable, an iterator, an array or a number.
 
     Attributes:
         value: It.
@@ -39,7 +45,8 @@ class Leaves:
 
     Attributes:
         found: The leaves by path.
-        aliases: Further paths of variables that stand in several places, with the first one.
+        aliases: Further paths of variables and iterators that stand in several places, with the
+            first one.
     """
 
     found: dict[str, Leaf] = field(default_factory=dict)
@@ -65,12 +72,12 @@ def find_leaves(objects: dict[str, Any]) -> Leaves:
     while queue:
         slot = queue.popleft()
         for path, value in _inside(slot.value, slot.path):
-            if isinstance(value, Variable) and id(value) in first_paths:
+            if isinstance(value, IN_PLACE) and id(value) in first_paths:
                 leaves.aliases[path] = first_paths[id(value)]
             elif is_leaf(value):
                 if path in leaves.found:
                     raise _same_path(path)
-                if isinstance(value, Variable):
+                if isinstance(value, IN_PLACE):
                     first_paths[id(value)] = path
                 leaves.found[path] = Leaf(value, slot)
             elif id(value) not in entered:
@@ -83,7 +90,7 @@ def find_leaves(objects: dict[str, Any]) -> Leaves:
 
 
 def replace_leaves(leaves: Leaves, values: Mapping[str, Any]) -> None:
-    """Put new values in the places of leaves that are no variables."""
+    """Put new values in the places of leaves that are not set where they are."""
     slots = {leaf.slot.path: leaf.slot for path, leaf in leaves.found.items() if path in values}
     for slot in slots.values():
         put(slot.container, slot.key, _replaced(slot.value, slot.path, values))

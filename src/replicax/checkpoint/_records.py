@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import errors
+from replicax.input import DistributedIterator
 from replicax.values import PerReplica, Variable, VariableAggregation
 
 _NUMBERS = {cls.__name__: cls for cls in (bool, int, float, complex)}
@@ -26,6 +27,7 @@ class Record:
         copies: How many different copies there are, one a replica; None where there is one value.
         key_implementation: How an array of PRNG keys makes random numbers; None for others.
         number: A Python number, in Python's own words.
+        position: The place of an iterator in its dataset.
     """
 
     dtype: str
@@ -33,6 +35,7 @@ class Record:
     copies: int | None = None
     key_implementation: str | None = None
     number: str | None = None
+    position: dict[str, Any] | None = None
 
     def __str__(self) -> str:
         if self.shape is None:
@@ -48,7 +51,7 @@ class Record:
     def data_in(
         self, arrays: Mapping[str, np.ndarray[Any, Any]], path: str
     ) -> np.ndarray[Any, Any] | None:
-        """The leaf's data among stored arrays; None for a Python number."""
+        """The leaf's data among stored arrays; None where all is in the record."""
         if self.shape is None:
             return None
         if self.has_data:
@@ -80,6 +83,8 @@ def record_of(path: str, leaf: Any) -> Record:
     """
     if isinstance(leaf, (*_NUMBERS.values(),)) and not isinstance(leaf, np.generic):
         return Record(type(leaf).__name__, None, number=repr(leaf))
+    if isinstance(leaf, DistributedIterator):
+        return Record("position of an iterator", None, position=leaf.get_state())
     if isinstance(leaf, jax.core.Tracer):
         _refuse_tracer(path)
     if isinstance(leaf, Variable):
@@ -108,12 +113,16 @@ def fits(saved: Record, wanted: Record) -> bool:
     return same and saved.copies in {None, wanted.copies}
 
 
-def assign(variable: Variable, record: Record, data: np.ndarray[Any, Any]) -> None:
-    """Set a variable to a saved value; cross-replica."""
+def assign(leaf: Any, record: Record, data: np.ndarray[Any, Any] | None) -> None:
+    """Set a variable or an iterator to what was saved; cross-replica."""
+    if record.position is not None:
+        leaf.set_state(record.position)
+        return
+    assert data is not None  # noqa: S101 # only numbers and positions have none
     if record.copies is None:
-        variable.assign(_from_host(data, record))
+        leaf.assign(_from_host(data, record))
     else:
-        variable.assign(PerReplica([_from_host(copy, record) for copy in data]))
+        leaf.assign(PerReplica([_from_host(copy, record) for copy in data]))
 
 
 def like(leaf: Any, record: Record, data: np.ndarray[Any, Any] | None) -> Any:

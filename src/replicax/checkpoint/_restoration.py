@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from replicax import errors
-from replicax.checkpoint._containers import is_leaf
+from replicax.checkpoint._containers import IN_PLACE, is_leaf
 from replicax.checkpoint._leaves import Leaves, find_leaves, replace_leaves
 from replicax.checkpoint._records import Record, assign, fits, like, record_of
+from replicax.input import DistributedIterator
 from replicax.values import Frame, Variable, _deferred, entered
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Restoration:
 
         Raises:
             InvalidArgumentError: A leaf is not in the checkpoint, or does not fit.
+            FailedPreconditionError: An iterator cannot go where the checkpoint says.
         """
         checkpoint = self._checkpoint()
         assert checkpoint is not None  # noqa: S101 # it is calling
@@ -128,11 +130,11 @@ class Restoration:
         others = {
             path: like(value, *self._content(home))
             for path, (value, home) in found.items()
-            if not isinstance(value, Variable)
+            if not isinstance(value, IN_PLACE)
         }
         with entered(Frame(None)):  # not as a write of whoever caused it
             for value, home in found.values():
-                if isinstance(value, Variable):
+                if isinstance(value, IN_PLACE):
                     assign(value, *self._content(home))
         replace_leaves(leaves, others)
         self._restored |= set(found)
@@ -152,6 +154,7 @@ class Restoration:
             if saved is None or not fits(saved, wanted):
                 rows.append([path, "missing" if saved is None else str(saved), str(wanted)])
         if not rows:
+            self._check_positions(leaves, homes)
             return
         raise errors.InvalidArgumentError(
             errors.describe(
@@ -164,6 +167,18 @@ class Restoration:
                 "only those that it holds.",
             )
         )
+
+    def _check_positions(self, leaves: Leaves, homes: Mapping[str, str | None]) -> None:
+        for path, home in homes.items():
+            iterator = leaves.found[path].value
+            position = None if home is None else self._saved.records[home].position
+            if position is None or not isinstance(iterator, DistributedIterator):
+                continue
+            try:
+                iterator.check_state(position)
+            except errors.ReplicaxError as error:
+                error.add_note(f"Nothing was restored. It stands at `{path}` in {self.source!r}.")
+                raise
 
     def _warn_if_incomplete(self, cause: str) -> None:
         if self.pending and not self.is_partial:

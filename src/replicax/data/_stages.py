@@ -26,6 +26,11 @@ class Take(IndexStage):
         return f"{self._below!r}.take({self._count})"
 
     @property
+    def files(self) -> tuple[str, ...] | None:
+        """None: the first elements of each part of the files are others."""
+        return None
+
+    @property
     def num_elements(self) -> int | None:
         size = self._below.num_elements
         if self._below.is_infinite or self._count == 0:
@@ -57,6 +62,11 @@ class Skip(IndexStage):
 
     def __repr__(self) -> str:
         return f"{self._below!r}.skip({self._count})"
+
+    @property
+    def files(self) -> tuple[str, ...] | None:
+        """None: the first elements of each part of the files are others."""
+        return None
 
     @property
     def num_elements(self) -> int | None:
@@ -248,6 +258,8 @@ class Batch(Stage):
         return np.arange(low, high), np.full(high - low, epoch)
 
     def _ids(self, indices: Ids, epochs: Ids) -> Ids | None:
+        if self._below.batch_size is not None:
+            return None  # A row is a batch, and has many places in the source.
         blocks = [self._rows(*one) for one in zip(indices.tolist(), epochs.tolist(), strict=True)]
         rows, row_epochs = zip(*blocks, strict=True)
         return self._below._ids(np.concatenate(rows), np.concatenate(row_epochs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -34,7 +35,7 @@ def as_elements(dataset: Any, options: InputOptions) -> Elements:
     """
     if is_arrays(dataset):
         return _from_arrays(dataset, options)
-    if is_from_library(dataset):
+    if is_from_library(dataset) or inspect.isgeneratorfunction(dataset):
         dataset = as_dataset(dataset)
     if isinstance(dataset, Dataset):
         if options.global_batch_size is None:

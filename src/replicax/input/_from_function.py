@@ -16,7 +16,7 @@ from replicax.input._as_elements import from_batches, is_from_library
 from replicax.input._distributed import DistributedDataset
 from replicax.input._options import InputOptions, Remainder, checked_options
 from replicax.input._policies import InputReplicationMode
-from replicax.input._sources import Elements, is_arrays
+from replicax.input._sources import Elements, is_arrays, order_of
 from replicax.input._split import HostBatch, host_array
 from replicax.values import PerReplica, ReplicaMesh
 
@@ -135,6 +135,7 @@ class Rounds:
         """What a position depends on: also the replicas, which decide how far a step goes."""
         return {
             "elements": [stream.num_elements for stream in self._streams],
+            "order": [order_of(stream) for stream in self._streams],
             "replicas": self._num_replicas,
         }
 

@@ -59,7 +59,7 @@ class DistributedIterator:
         self._dataset = dataset
         self._epoch, self._step = epoch, step
         self._batches: Iterator[tuple[int, Any]] | None = None
-        self._is_closed = False
+        self._is_closed = self._has_ended = False
 
     # -- taking batches ------------------------------------------------------
 
@@ -75,7 +75,11 @@ class DistributedIterator:
         try:
             self._step, batch = next(self._batches)
         except StopIteration:
+            self._has_ended = True
             self._dataset._used_up = self._dataset._feed.is_once
+            raise
+        except BaseException as error:
+            self._fail(error)
             raise
         self._dataset._shared_position = self._step
         return batch
@@ -119,6 +123,12 @@ class DistributedIterator:
             dataset._shared = batches
         return batches
 
+    def _fail(self, error: BaseException) -> None:
+        """See to it that going on does not look like the end: a failed generator just stops."""
+        self._drop()  # It is opened again at the same step,
+        if self._dataset._feed.is_once:  # or fails again, where rows may have been lost.
+            self._dataset._shared = _failed(error)
+
     def _drop(self) -> None:
         # Collecting the generator ends its thread, unless the dataset keeps it for another pass.
         self._batches = None
@@ -135,6 +145,11 @@ class DistributedIterator:
         """Number of the next step of the epoch, from 0."""
         return self._step
 
+    @property
+    def was_followed(self) -> bool:
+        """Whether it has ended and a later pass over its dataset has begun."""
+        return self._has_ended and self._dataset._next_epoch > self._epoch + 1
+
     def get_state(self) -> dict[str, Any]:
         """The place in the dataset, as a dict that can be written as JSON.
 
@@ -146,6 +161,26 @@ class DistributedIterator:
             "step": self._step,
             "source": self._dataset._feed.source_facts(),
         }
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Make sure that `set_state` can go there; nothing is changed.
+
+        Raises:
+            InvalidArgumentError: It is no state, or one of another dataset.
+            FailedPreconditionError: The source can be read only once, and was read further.
+        """
+        if not _is_state(state):
+            raise errors.InvalidArgumentError(
+                errors.describe(
+                    f"No state of an iterator: {state!r:.200}",
+                    fix="Pass what `iterator.get_state()` returned.",
+                )
+            )
+        dataset, step = self._dataset, state["step"]
+        _check_same_source(state["source"], dataset._feed.source_facts())
+        is_open = dataset._feed.is_once and dataset._shared is not None
+        if is_open and step != dataset._shared_position:
+            raise _cannot_go_back(step, dataset._shared_position)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go to a place that `get_state` told, here or in another process.
@@ -159,22 +194,13 @@ class DistributedIterator:
             InvalidArgumentError: It is no such state, or one of another dataset.
             FailedPreconditionError: The source can be read only once, and was read further.
         """
-        if not _is_state(state):
-            raise errors.InvalidArgumentError(
-                errors.describe(
-                    f"No state of an iterator: {state!r:.200}",
-                    fix="Pass what `iterator.get_state()` returned.",
-                )
-            )
-        _check_same_source(state["source"], self._dataset._feed.source_facts())
+        self.check_state(state)
         epoch, step = state["epoch"], state["step"]
         dataset = self._dataset
         if dataset._feed.is_once:
-            if dataset._shared is not None and step != dataset._shared_position:
-                raise _cannot_go_back(step, dataset._shared_position)
             dataset._shared_position = step
         self._drop()
-        self._is_closed = False
+        self._is_closed = self._has_ended = False
         self._epoch, self._step = epoch, step
         dataset._next_epoch = epoch + 1
 
@@ -209,6 +235,19 @@ def require_outside(doing: str) -> None:
                 "`for batch in dataset: step(batch)`.",
             )
         )
+
+
+def _failed(error: BaseException) -> Iterator[Any]:
+    if isinstance(error, Exception):
+        raise error.with_traceback(None)
+    raise errors.DataLossError(
+        errors.describe(
+            f"The pass over the dataset was interrupted before: {error!r}",
+            why="Its source is an iterator, and what was placed ahead is lost.",
+            fix="Distribute something that can be iterated again, or a new iterator.",
+        )
+    )
+    yield
 
 
 def _is_state(state: Any) -> bool:

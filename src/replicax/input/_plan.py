@@ -9,15 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from replicax import errors
-from replicax.data import Dataset
 from replicax.input._as_elements import as_elements
 from replicax.input._options import InputOptions, Remainder, checked_options
 from replicax.input._policies import AutoShardPolicy
 from replicax.input._sharing import Sharing, share_out
-from replicax.input._sources import Elements, RowIds
+from replicax.input._sources import Elements, Plain, RowIds, order_of
 from replicax.input._split import HostBatch, cut
 
 _RULES = {
@@ -62,6 +59,7 @@ class InputPlan:
     remainder: Remainder
     _source: Elements = field(repr=False, compare=False)
     _sharing: Sharing = field(repr=False, compare=False)
+    _kept_elements: dict[int, list[int]] = field(default_factory=dict, repr=False, compare=False)
 
     # -- sizes --------------------------------------------------------------
 
@@ -80,17 +78,47 @@ class InputPlan:
     def num_steps(self) -> int | None:
         """Steps of one epoch of this pipeline, or None if unknown or without end."""
         elements = self._sharing.elements
-        count = elements.num_elements
-        if count is None or self.remainder != "drop" or self._total == 1:
-            return count
-        rows = [elements.row_ids(element) for element in range(count)]
-        if any(ids is None for ids in rows):
-            return count if elements.batch_size is None else None
-        return sum(ids is not None and len(ids) >= self._total for ids in rows)
+        if not self._may_drop_steps:
+            return elements.num_elements
+        kept = self._kept(0)
+        if kept is not None:
+            return len(kept)
+        # Elements without rows are no steps, but who yields those?
+        return None if self.remainder == "drop" else elements.num_elements
 
     @property
-    def _total(self) -> int:
-        return self._sharing.seats.total
+    def _may_drop_steps(self) -> bool:
+        """Whether an element may be left out."""
+        return self.remainder == "drop" or self._sharing.elements.batch_size is None
+
+    def _kept(self, epoch: int) -> list[int] | None:
+        """The elements that become steps, or None if unknown."""
+        count = self._sharing.elements.num_elements
+        if count is None:
+            return None
+        if epoch not in self._kept_elements:
+            shares = [self._share_of(element, epoch) for element in range(count)]
+            if None in shares:
+                return None
+            self._kept_elements.clear()  # Of one epoch only: a user walks through it.
+            self._kept_elements[epoch] = [i for i, share in enumerate(shares) if share]
+        return self._kept_elements[epoch]
+
+    def _share_of(self, element: int, epoch: int) -> int | None:
+        """Rows of one replica's arrays, with padding, of an element; None if unknown."""
+        elements = self._sharing.elements
+        ids = self._row_ids(element, epoch)
+        rows = None if ids is None else len(ids)
+        if rows is None and isinstance(elements, Plain):
+            rows = elements.num_rows(element)
+        return None if rows is None else self._sharing.seats.shares(rows, self.remainder)[0]
+
+    def _row_ids(self, element: int, epoch: int) -> RowIds | None:
+        """The ids of an element's rows; the id of a batch, which a source may give, is none."""
+        elements = self._sharing.elements
+        if elements.batch_size is None:
+            return None
+        return elements.row_ids(element, epoch=epoch)
 
     # -- rows ----------------------------------------------------------------
 
@@ -98,7 +126,7 @@ class InputPlan:
         """The rows that each of the pipeline's replicas gets, by their places in the source.
 
         Args:
-            step: Number of the batch in the epoch, from 0.
+            step: Number of the step in the epoch, from 0.
             epoch: Number of the epoch, from 0.
 
         Returns:
@@ -107,8 +135,8 @@ class InputPlan:
         Raises:
             OutOfRangeError: The epoch has no such step.
         """
-        elements = self._sharing.elements
-        count = elements.num_elements
+        kept = self._kept(epoch) if self._may_drop_steps else None
+        count = self._sharing.elements.num_elements if kept is None else len(kept)
         if step < 0 or (count is not None and step >= count):
             raise errors.OutOfRangeError(
                 errors.describe(
@@ -116,7 +144,7 @@ class InputPlan:
                     why=f"An epoch has {'steps from 0' if count is None else f'{count} steps'}.",
                 )
             )
-        ids = elements.row_ids(step, epoch=epoch)
+        ids = self._row_ids(step if kept is None else kept[step], epoch)
         if ids is None:
             return None
         _, pieces = self._sharing.seats.shares(len(ids), self.remainder)
@@ -146,21 +174,11 @@ class InputPlan:
         facts: dict[str, Any] = {
             "elements": self._source.num_elements,
             "batch_size": self.global_batch_size,
-            "order": self._order_of_rows(),
+            "order": order_of(self._source),
         }
         if not self._sharing.is_whole:  # Positions count the pipeline's own steps.
             facts["stream"] = [self.policy.name, self.pipeline_id, self.num_pipelines]
         return facts
-
-    def _order_of_rows(self) -> str | None:
-        """A digest of the first rows of two epochs, or the chain; tells one seed from another."""
-        if self._source.num_elements == 0:
-            return None
-        found = [self._source.row_ids(0, epoch=epoch) for epoch in (0, 1)]
-        if any(ids is None for ids in found):
-            return repr(self._source) if isinstance(self._source, Dataset) else None
-        ids = b"".join(np.asarray(ids, "<i8").tobytes() for ids in found)
-        return hashlib.sha256(ids).hexdigest()[:16]
 
     # -- reading -----------------------------------------------------------------
 
@@ -195,7 +213,7 @@ class InputPlan:
             ("remainder", f"{self.remainder}: {_RULES[self.remainder]}"),
         ]
         text = "\n".join(f"{name:<18} {value}" for name, value in lines)
-        first = self.rows(0) if self._sharing.elements.num_elements != 0 else None
+        first = self.rows(0) if self.num_steps != 0 else None
         if first is not None:
             table = errors.Table(
                 ("replica", "rows of step 0"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,45 +27,55 @@ class Rebatched(Plain):
     def __init__(self, source: Elements, batch_size: int) -> None:
         self._source, self.batch_size = source, batch_size
         self._size = batch_size
+        self._known_ends: dict[int, list[int]] = {}
 
     @property
     def num_elements(self) -> int | None:
         """Number of batches of an epoch, if the source knows its rows."""
-        return None if self._ends is None else -(-self._ends[-1] // self._size)
+        ends = self._ends(0)
+        return None if ends is None else -(-ends[-1] // self._size)
 
-    @functools.cached_property
-    def _ends(self) -> list[int] | None:
+    def _ends(self, epoch: int) -> list[int] | None:
         """Row 0, and the row after the last of each element, counted from the first element's."""
         if self._source.num_elements is None:
             return None
-        rows = [self._source.row_ids(i) for i in range(self._source.num_elements)]
-        if any(ids is None for ids in rows):
-            return None
-        return [0, *itertools.accumulate(len(ids) for ids in rows if ids is not None)]
+        if epoch not in self._known_ends:
+            rows = [self._source.row_ids(i, epoch=epoch) for i in range(self._source.num_elements)]
+            if any(ids is None for ids in rows):
+                return None
+            ends = [0, *itertools.accumulate(len(ids) for ids in rows if ids is not None)]
+            # Shuffled batches are of other sizes in each epoch; a new dictionary for other threads.
+            self._known_ends = {epoch: ends}
+            return ends
+        return self._known_ends[epoch]
 
     def row_ids(self, element: int, *, epoch: int = 0) -> RowIds | None:
         """The rows of one batch, by their places in the source."""
-        if self._ends is None:
+        ends = self._ends(epoch)
+        if ends is None:
             return None
         first = element * self._size
-        last = min(first + self._size, self._ends[-1])
+        last = min(first + self._size, ends[-1])
         found = []
-        at = bisect.bisect_right(self._ends, first) - 1
-        while at < len(self._ends) - 1 and self._ends[at] < last:
+        at = bisect.bisect_right(ends, first) - 1
+        while at < len(ends) - 1 and ends[at] < last:
             ids = self._source.row_ids(at, epoch=epoch)
             if ids is None:
                 return None
-            start = self._ends[at]
-            found.append(ids[max(first - start, 0) : last - start])
+            found.append(ids[max(first - ends[at], 0) : last - ends[at]])
             at += 1
         return np.concatenate(found) if found else np.arange(0)
 
     def open(self, *, epoch: int = 0, start: int = 0) -> Iterator[Any]:
-        """The batches from `start` on; the rows before are read and left out."""
-        skip = start * self._size
+        """The batches from `start` on; where rows are not counted, those before are read, too."""
+        skip, at = start * self._size, 0
+        ends = self._ends(epoch) if start else None
+        if ends is not None:
+            at = bisect.bisect_right(ends, skip) - 1
+            skip -= ends[at]
         missing, parts = self._size, []
         structure: Any = None
-        for number, element in enumerate(self._source.open(epoch=epoch)):
+        for number, element in enumerate(self._source.open(epoch=epoch, start=at), at):
             leaves, structure = jax.tree.flatten(element)
             arrays = [host_array(leaf) for leaf in leaves]
             rows = row_count(element, arrays, number)

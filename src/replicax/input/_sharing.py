@@ -68,7 +68,8 @@ def share_out(
     most = -(-size // num_pipelines)
     mine = size // num_pipelines + (pipeline_id < size % num_pipelines)
     # Replicas of all pipelines hold arrays of one shape, so that they run one program.
-    seats = Seats(0, num_replicas, num_replicas, least_share=-(-most // num_replicas))
+    even = size // (num_replicas * num_pipelines)
+    seats = Seats(0, num_replicas, num_replicas, -(-most // num_replicas), even)
     return Sharing(policy, reason, Rebatched(own, mine), seats, is_whole=False)
 
 
@@ -125,7 +126,8 @@ def _check_files(count: int | None, num_pipelines: int) -> None:
         return
     if count is None:
         what = "The policy is FILE, but the dataset is not made of files that can be shared out."
-        why = "Only what `rx.data.from_files` makes knows its files."
+        why = "Only what `rx.data.from_files` makes knows its files. After `.take` or `.skip` they "
+        why += "cannot be shared out: each pipeline would take or skip as much of its own."
     else:
         plural = "" if count == 1 else "s"
         what = f"The policy is FILE, but {count} file{plural} cannot be shared out over "

@@ -36,12 +36,15 @@ class Seats:
         count: How many replicas it feeds.
         total: How many replicas share the batch.
         least_share: Rows that every replica's arrays hold at least, with padding.
+        even_share: Rows that every replica's arrays hold under `"drop"`; fewer are left out
+            altogether. None where a batch is shared by all replicas: as many as there are.
     """
 
     first: int
     count: int
     total: int
     least_share: int = 0
+    even_share: int | None = None
 
     def shares(self, rows: int, remainder: Remainder) -> tuple[int, list[tuple[int, int]]]:
         """How a batch of `rows` rows is shared out.
@@ -51,11 +54,16 @@ class Seats:
             the first of its real rows and the one after the last.
         """
         if remainder == "drop":
-            rows -= rows % self.total
+            even = rows // self.total
+            if self.even_share is not None:
+                even = self.even_share if even >= self.even_share else 0
+            rows = even * self.total
         share = -(-rows // self.total)
         edges = [min(rows, i * share) for i in range(self.first, self.first + self.count + 1)]
         pieces = list(itertools.pairwise(edges))
-        return (max(share, self.least_share) if rows else 0), pieces
+        if rows and remainder != "drop":
+            share = max(share, self.least_share)
+        return share, pieces
 
 
 @dataclass(frozen=True)
@@ -146,6 +154,7 @@ def host_array(leaf: Any) -> np.ndarray[Any, Any]:
     Raises:
         ArgumentTypeError: It holds strings, objects or PRNG keys.
         ContextError: It is traced.
+        InvalidArgumentError: It holds integers that devices cannot hold.
     """
     if isinstance(leaf, jax.core.Tracer):
         raise errors.ContextError(
@@ -168,7 +177,20 @@ def host_array(leaf: Any) -> np.ndarray[Any, Any]:
             )
         )
     # What JAX would do to them as well, once and before they are sent.
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    found = array.astype(dtype, copy=False)
+    if found is not array and array.dtype.kind in "iu" and not np.array_equal(found, array):
+        raise errors.InvalidArgumentError(
+            errors.describe(
+                f"A batch of the dataset holds {array.dtype} numbers from {array.min()} to "
+                f"{array.max()}, which {dtype} cannot hold.",
+                why="JAX keeps integers in 32 bits unless `jax_enable_x64` is on; others would "
+                "become wrong ones.",
+                fix="Make them smaller before distributing the dataset, or call "
+                '`jax.config.update("jax_enable_x64", True)`.',
+            )
+        )
+    return found
 
 
 def row_count(batch: Any, arrays: Sequence[np.ndarray[Any, Any]], step: int) -> int:
