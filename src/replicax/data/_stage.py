@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Self
 
+from replicax._threads import closed
 from replicax.data._dataset import Dataset
 from replicax.data._requests import Ids, Requests
-from replicax.data._threads import closed
 
 
 @contextmanager

@@ -77,6 +77,9 @@ class DistributedIterator:
         except StopIteration:
             self._dataset._used_up = self._dataset._feed.is_once
             raise
+        except BaseException:
+            self._recover()
+            raise
         self._dataset._shared_position = self._step
         return batch
 
@@ -118,6 +121,15 @@ class DistributedIterator:
         if dataset._feed.is_once:  # What the thread has taken must not be lost with an iterator.
             dataset._shared = batches
         return batches
+
+    def _recover(self) -> None:
+        """After an error, or Ctrl-C, the next call asks for the same step again.
+
+        A generator that was stopped would look like the end of the data.
+        """
+        self._batches = None
+        if not self._dataset._options.prefetch:  # A thread goes on with what can be read only once.
+            self._dataset._shared = None
 
     def _drop(self) -> None:
         # Collecting the generator ends its thread, unless the dataset keeps it for another pass.
