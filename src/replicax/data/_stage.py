@@ -38,6 +38,10 @@ class Stage(Dataset):
         return self._below.num_elements
 
     @property
+    def source_length(self) -> int | None:
+        return self._below.source_length
+
+    @property
     def is_infinite(self) -> bool:
         return self._below.is_infinite
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from replicax import errors
 from replicax.input._ahead import placed_ahead
+from replicax.input._sources import Distributed
+from replicax.input._words import counted
 from replicax.step import surrounding_trace
 from replicax.values import current_frame
 
@@ -46,7 +48,7 @@ class OptionalBatch:
         return f"OptionalBatch({', '.join(map(repr, self._batches))})"
 
 
-class DistributedIterator:
+class DistributedIterator(Distributed):
     """One pass over a `DistributedDataset`; `iter(dataset)` makes it.
 
     Batches are split and placed on the devices by a thread that runs ahead of the step, as far as
@@ -94,7 +96,7 @@ class DistributedIterator:
             return found.get_value()
         raise errors.OutOfRangeError(
             errors.describe(
-                f"The dataset has ended: epoch {self._epoch} has {self._step} steps.",
+                f"The dataset has ended: epoch {self._epoch} has {counted(self._step, 'step')}.",
                 fix="Use a `for` loop, `get_next_as_optional()`, or a new iterator.",
             )
         )
@@ -251,7 +253,8 @@ def _check_same_source(theirs: Any, ours: dict[str, Any]) -> None:
 def _cannot_go_back(step: int, taken: int) -> errors.FailedPreconditionError:
     return errors.FailedPreconditionError(
         errors.describe(
-            f"The iterator was set to step {step}, but {taken} steps were taken from its source.",
+            f"The iterator was set to step {step}, but {counted(taken, 'step was', 'steps were')} "
+            "taken from its source.",
             why="The source is an iterator, such as a generator, and cannot be set.",
             fix="Distribute something that can be iterated again, or a new iterator.",
         )

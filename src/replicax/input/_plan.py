@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from replicax import errors
-from replicax.data import Dataset
 from replicax.input._as_elements import as_elements
+from replicax.input._facts import digest, facts_of
 from replicax.input._options import InputOptions, Remainder, checked_options
 from replicax.input._policies import AutoShardPolicy
 from replicax.input._sharing import Sharing, share_out
 from replicax.input._sources import Elements, RowIds
 from replicax.input._split import HostBatch, cut
+from replicax.input._words import counted, listed
 
 _RULES = {
     "mask": "every row is kept, padding is masked",
@@ -62,6 +60,7 @@ class InputPlan:
     remainder: Remainder
     _source: Elements = field(repr=False, compare=False)
     _sharing: Sharing = field(repr=False, compare=False)
+    _kept_elements: dict[int, list[int]] = field(default_factory=dict, repr=False, compare=False)
 
     # -- sizes --------------------------------------------------------------
 
@@ -80,17 +79,32 @@ class InputPlan:
     def num_steps(self) -> int | None:
         """Steps of one epoch of this pipeline, or None if unknown or without end."""
         elements = self._sharing.elements
-        count = elements.num_elements
-        if count is None or self.remainder != "drop" or self._total == 1:
-            return count
-        rows = [elements.row_ids(element) for element in range(count)]
-        if any(ids is None for ids in rows):
-            return count if elements.batch_size is None else None
-        return sum(ids is not None and len(ids) >= self._total for ids in rows)
+        if not self._may_drop_steps:
+            return elements.num_elements
+        kept = self._kept(0)
+        if kept is not None:
+            return len(kept)
+        return elements.num_elements if elements.batch_size is None else None
 
     @property
-    def _total(self) -> int:
-        return self._sharing.seats.total
+    def _may_drop_steps(self) -> bool:
+        return self.remainder == "drop" and self._sharing.seats.total > 1
+
+    def _kept(self, epoch: int) -> list[int] | None:
+        """The elements that `remainder="drop"` makes steps of, or None if unknown."""
+        elements = self._sharing.elements
+        if elements.num_elements is None:
+            return None
+        if epoch not in self._kept_elements:
+            rows = [elements.row_ids(i, epoch=epoch) for i in range(elements.num_elements)]
+            if any(ids is None for ids in rows):
+                return None
+            total = self._sharing.seats.total
+            self._kept_elements.clear()  # Of one epoch only: a user walks through it.
+            self._kept_elements[epoch] = [
+                i for i, ids in enumerate(rows) if ids is not None and len(ids) >= total
+            ]
+        return self._kept_elements[epoch]
 
     # -- rows ----------------------------------------------------------------
 
@@ -98,7 +112,7 @@ class InputPlan:
         """The rows that each of the pipeline's replicas gets, by their places in the source.
 
         Args:
-            step: Number of the batch in the epoch, from 0.
+            step: Number of the step in the epoch, from 0.
             epoch: Number of the epoch, from 0.
 
         Returns:
@@ -108,15 +122,18 @@ class InputPlan:
             OutOfRangeError: The epoch has no such step.
         """
         elements = self._sharing.elements
-        count = elements.num_elements
+        kept = self._kept(epoch) if self._may_drop_steps else None
+        count = elements.num_elements if kept is None else len(kept)
         if step < 0 or (count is not None and step >= count):
             raise errors.OutOfRangeError(
                 errors.describe(
                     f"The plan has no step {step}.",
-                    why=f"An epoch has {'steps from 0' if count is None else f'{count} steps'}.",
+                    why=f"An epoch has {counted(count, 'step')}, numbered from 0."
+                    if count is not None
+                    else "Steps are numbered from 0.",
                 )
             )
-        ids = elements.row_ids(step, epoch=epoch)
+        ids = elements.row_ids(step if kept is None else kept[step], epoch=epoch)
         if ids is None:
             return None
         _, pieces = self._sharing.seats.shares(len(ids), self.remainder)
@@ -124,43 +141,37 @@ class InputPlan:
 
     # -- agreement -------------------------------------------------------------
 
+    def summary(self) -> dict[str, Any]:
+        """What the plans of all workers have in common, and the `pipeline_id`.
+
+        It can be written as JSON; `rx.input.check_plans_agree` compares those of all workers.
+        """
+        return {
+            "pipeline_id": self.pipeline_id,
+            "num_pipelines": self.num_pipelines,
+            "num_replicas": self.num_replicas,
+            "global_batch_size": self.global_batch_size,
+            "policy": self.policy.name,
+            "remainder": self.remainder,
+            **self._facts,
+        }
+
     def digest(self) -> str:
         """A number of what all pipelines must agree on, as 16 hexadecimal digits."""
-        facts = [
-            self.global_batch_size,
-            self.per_replica_batch_size,
-            self.num_replicas,
-            self.num_pipelines,
-            self.policy.name,
-            self.remainder,
-            self.source_facts(),
-        ]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        common = self.summary()
+        del common["pipeline_id"]
+        return digest([json.dumps(common).encode()])
 
     def source_facts(self) -> dict[str, Any]:
         """What a position in the dataset depends on; the number of replicas is no part of it."""
-        return dict(self._facts)
-
-    @functools.cached_property
-    def _facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {
-            "elements": self._source.num_elements,
-            "batch_size": self.global_batch_size,
-            "order": self._order_of_rows(),
-        }
+        facts = {"batch_size": self.global_batch_size, **self._facts}
         if not self._sharing.is_whole:  # Positions count the pipeline's own steps.
             facts["stream"] = [self.policy.name, self.pipeline_id, self.num_pipelines]
         return facts
 
-    def _order_of_rows(self) -> str | None:
-        """A digest of the first rows of two epochs, or the chain; tells one seed from another."""
-        if self._source.num_elements == 0:
-            return None
-        found = [self._source.row_ids(0, epoch=epoch) for epoch in (0, 1)]
-        if any(ids is None for ids in found):
-            return repr(self._source) if isinstance(self._source, Dataset) else None
-        ids = b"".join(np.asarray(ids, "<i8").tobytes() for ids in found)
-        return hashlib.sha256(ids).hexdigest()[:16]
+    @functools.cached_property
+    def _facts(self) -> dict[str, Any]:
+        return facts_of(self._source)
 
     # -- reading -----------------------------------------------------------------
 
@@ -186,9 +197,9 @@ class InputPlan:
 
     def __str__(self) -> str:
         lines = [
-            ("global batch", _counted(self.global_batch_size, "row")),
-            ("replica's share", _counted(self.per_replica_batch_size, "row")),
-            ("steps of an epoch", _counted(self.num_steps, "step")),
+            ("global batch", counted(self.global_batch_size, "row")),
+            ("replica's share", counted(self.per_replica_batch_size, "row")),
+            ("steps of an epoch", counted(self.num_steps, "step")),
             ("pipeline", f"{self.pipeline_id} of {self.num_pipelines}"),
             ("replicas", f"{self.num_replicas} of {self.num_replicas * self.num_pipelines}"),
             ("policy", f"{self.policy.name}: {self.reason}"),
@@ -200,23 +211,12 @@ class InputPlan:
             table = errors.Table(
                 ("replica", "rows of step 0"),
                 [
-                    (self.pipeline_id * self.num_replicas + i, _listed(ids))
+                    (self.pipeline_id * self.num_replicas + i, listed(ids))
                     for i, ids in enumerate(first)
                 ],
             )
             text += f"\n\n{table}"
         return text
-
-
-def _counted(count: int | None, what: str) -> str:
-    if count is None:
-        return "unknown"
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def _listed(ids: RowIds, most: int = 8) -> str:
-    shown = ", ".join(map(str, ids[:most].tolist()))
-    return f"{shown}, ... ({len(ids)} rows)" if len(ids) > most else shown or "none"
 
 
 def plan_input(
