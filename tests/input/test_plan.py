@@ -120,7 +120,7 @@ def test_steps_of_repeated_remainders_count_what_drop_leaves():
 def test_the_plan_has_no_step_that_drop_leaves_out():
     plan = plan_input(np.arange(9), 2, rx.InputOptions(global_batch_size=4, remainder="drop"))
     assert [ids.tolist() for ids in plan.rows(1)] == [[4, 5], [6, 7]]
-    with pytest.raises(rx.errors.OutOfRangeError, match="no step 2.*\\n.*has 2 steps"):
+    with pytest.raises(rx.errors.OutOfRangeError, match=r"no step 2.*\n.*has 2 steps"):
         plan.rows(2)
 
 
