@@ -112,7 +112,12 @@ def test_the_message_names_the_line_and_what_to_do(step):
     assert message.startswith("argument `rows` is a padded remainder, but its padding would count.")
     assert "sum or mean over the rows" in message
     assert "test_steps.py:" in message
-    for advice in ("ctx.global_mean", "ctx.global_sum", "where=ctx.example_mask", "remainder='drop'"):
+    for advice in (
+        "ctx.global_mean",
+        "ctx.global_sum",
+        "where=ctx.example_mask",
+        "remainder='drop'",
+    ):
         assert advice in message
 
 
