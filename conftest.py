@@ -10,6 +10,11 @@ import jax
 import pytest
 
 LOGICAL_CPU_DEVICES = 8
+# What a program computes is under test here, not how fast it runs, and most of the time goes into
+# compiling small programs. Programs in fresh interpreters (the parity kit, the examples,
+# `run_python`) do not inherit this: they are compiled as a user's are.
+QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
+ONLY_IN_JAX_0_10 = "--xla_cpu_use_fusion_emitters=false"  # XLA ends on flags that it does not know
 COMPILED = "REPLICAX_TESTS_COMPILED"
 """Names the folder in which the processes of one test session share what XLA compiled."""
 
@@ -20,6 +25,11 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_num_cpu_devices", LOGICAL_CPU_DEVICES)
     if config.option.markexpr != "accelerator":
         jax.config.update("jax_platforms", "cpu")
+        if COMPILED not in os.environ:  # xdist's workers inherit what this process sets
+            flags = [QUICK_TO_COMPILE, os.environ.get("XLA_FLAGS", "")]
+            if jax.__version__.startswith("0.10."):
+                flags.insert(0, ONLY_IN_JAX_0_10)
+            os.environ["XLA_FLAGS"] = " ".join(flags).strip()
     if COMPILED not in os.environ:
         os.environ[COMPILED] = tempfile.mkdtemp(prefix="replicax-tests-")
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(COMPILED), ignore_errors=True))
