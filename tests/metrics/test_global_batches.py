@@ -120,9 +120,9 @@ def evaluation_on_three():
     return Evaluation(mirrored(3))
 
 
-# A remainder of 1 of 6 rows leaves replicas without any.
+# Two programs: 6 rows are 2 on each replica, 5 are 2, 2 and 1, and of 4 the last replica has none.
 @settings(max_examples=6)
-@given(st.lists(st.integers(1, BATCH), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
+@given(st.lists(st.integers(4, BATCH), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
 def test_several_kinds_over_any_uneven_batches(counts, seed):
     """One evaluation over its life: each example resets what the one before has left."""
     rng = np.random.default_rng(seed)

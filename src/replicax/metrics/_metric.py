@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
 
 from replicax import errors
 from replicax.metrics._rows import Rows
-from replicax.metrics._totals import new_total, rounded
+from replicax.metrics._totals import clear, new_total, rounded
 from replicax.step import current_replica_context
 from replicax.values import Variable, current_frame
 
@@ -59,7 +58,7 @@ class Metric:
         Context: any; in replica context those of this replica. Collective: no.
         """
         for variable in self.variables:
-            variable.assign(np.zeros(variable.shape, np.float32))
+            clear(variable)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.metrics._jitted import jitted
-from replicax.values import Variable
+from replicax.values import PerReplica, Variable, current_frame
 
 
 def new_total(name: str, shape: tuple[int, ...]) -> Variable:
@@ -24,6 +24,16 @@ def new_total(name: str, shape: tuple[int, ...]) -> Variable:
         synchronization="on_read",
         aggregation="sum",
     )
+
+
+def clear(total: Variable) -> None:
+    """Set a total to zero: all copies, or in replica context this replica's."""
+    zeros = np.zeros(total.shape, np.float32)
+    frame = current_frame()
+    if total.strategy is None or (frame is not None and frame.sees_one_copy):
+        total.assign(zeros)
+    else:  # Copy by copy: nothing has to be shared out.
+        total.assign(PerReplica([zeros] * total.strategy.num_replicas_in_sync))
 
 
 def add_to(total: Variable, amount: jax.Array) -> None:
