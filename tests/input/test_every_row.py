@@ -121,7 +121,7 @@ def promised(plan, steps, epoch):
 # --- batches shared by all replicas ----------------------------------------------------------
 
 
-@settings(max_examples=200)
+@settings(max_examples=125)
 @given(
     **SIZES,
     chain=CHAIN,
@@ -200,7 +200,7 @@ def cut_as_promised(stream, mine, even, replicas, remainder):
     return {i: parts for i, parts in steps.items() if even and len(parts[-1]) == even}, False
 
 
-@settings(max_examples=200)
+@settings(max_examples=125)
 @given(
     **SIZES,
     policy=st.sampled_from(["off", "file", "hint"]),
@@ -224,7 +224,7 @@ def test_streams_of_their_own_hold_what_is_promised(
     check_streams(dataset, own, replicas, policy, remainder, epoch)
 
 
-@settings(max_examples=75)
+@settings(max_examples=50)
 @given(**SIZES, chain=CHAIN, remainder=REMAINDER, epoch=st.integers(0, 2))
 def test_off_reads_on_every_pipeline_what_one_device_reads(
     rows, batch, replicas, pipelines, seed, chain, remainder, epoch
