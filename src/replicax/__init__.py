@@ -7,15 +7,20 @@ or it raises an error that names what differs.
 import importlib as _importlib
 import typing as _typing
 
+from replicax import data as data
 from replicax import devices as devices
 from replicax import errors as errors
 from replicax.collectives import CommunicationImplementation as CommunicationImplementation
 from replicax.collectives import CommunicationOptions as CommunicationOptions
 from replicax.collectives import ReduceOp as ReduceOp
 from replicax.devices import DeviceSpec as DeviceSpec
+from replicax.input import AutoShardPolicy as AutoShardPolicy
 from replicax.input import DistributedDataset as DistributedDataset
+from replicax.input import DistributedIterator as DistributedIterator
 from replicax.input import InputContext as InputContext
 from replicax.input import InputOptions as InputOptions
+from replicax.input import InputPlan as InputPlan
+from replicax.input import InputReplicationMode as InputReplicationMode
 from replicax.step import Function as Function
 from replicax.step import ReplicaContext as ReplicaContext
 from replicax.step import compute_average_loss as compute_average_loss
@@ -45,12 +50,11 @@ from replicax.verify import check_replicas_equal as check_replicas_equal
 
 if _typing.TYPE_CHECKING:
     from replicax import checkpoint as checkpoint
-    from replicax import data as data
 else:
 
     def __getattr__(name: str) -> _typing.Any:
-        """Import what is not always needed at its first use: `checkpoint` loads Orbax, a second."""
-        if name in ("checkpoint", "data"):
+        """Import `checkpoint` at its first use: it loads Orbax, which takes a second."""
+        if name == "checkpoint":
             return _importlib.import_module(f"replicax.{name}")
         raise AttributeError(f"module 'replicax' has no attribute {name!r}")
 
@@ -59,16 +63,20 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "AggregatingVariable",
+    "AutoShardPolicy",
     "CentralStorageStrategy",
     "CommunicationImplementation",
     "CommunicationOptions",
     "DeviceSpec",
     "DistributedDataset",
+    "DistributedIterator",
     "DistributedValues",
     "Function",
     "IndexedSlices",
     "InputContext",
     "InputOptions",
+    "InputPlan",
+    "InputReplicationMode",
     "Mirrored",
     "MirroredStrategy",
     "MirroredVariable",

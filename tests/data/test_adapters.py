@@ -66,7 +66,8 @@ def test_grain_slices_are_shards(grain):
         assert data.is_sharded
         with pytest.raises(rx.errors.FailedPreconditionError, match="Grain"):
             data.sharded(2, 0, by="rows")
-    assert not rx.data.as_dataset(grain.MapDataset.range(10)[2:8]).is_sharded
+    for whole in (slice(2, 8), slice(None, None, -1)):
+        assert not rx.data.as_dataset(grain.MapDataset.range(10)[whole]).is_sharded
 
 
 def test_grain_filters_make_holes(grain):
@@ -210,8 +211,19 @@ def test_torch_loader_that_shuffles_cannot_be_opened_further_on(torch):
 def test_torch_distributed_sampler_is_a_shard(torch):
     source = torch_numbers(torch)
     sampler = torch.utils.data.DistributedSampler(source, num_replicas=2, rank=0)
-    data = rx.data.as_dataset(torch.utils.data.DataLoader(source, sampler=sampler))
-    assert data.is_sharded
+    loader = torch.utils.data.DataLoader
+    assert rx.data.as_dataset(loader(source, sampler=sampler)).is_sharded
+    batches = torch.utils.data.BatchSampler(sampler, 2, drop_last=False)
+    assert rx.data.as_dataset(loader(source, batch_sampler=batches)).is_sharded
+
+
+def test_torch_loader_whose_batches_are_shuffled_cannot_be_opened_further_on(torch):
+    source = torch_numbers(torch)
+    shuffled = torch.utils.data.RandomSampler(source)
+    batches = torch.utils.data.BatchSampler(shuffled, 2, drop_last=False)
+    loader = torch.utils.data.DataLoader(source, batch_sampler=batches)
+    with pytest.raises(rx.errors.FailedPreconditionError, match="shuffle=True"):
+        next(rx.data.as_dataset(loader).open(start=1))
 
 
 # --- TensorFlow, Keras -------------------------------------------------------------------------
@@ -243,6 +255,13 @@ def test_tensorflow_dataset(tf):
     assert rx.data.as_dataset(tf.data.Dataset.range(2).repeat()).is_infinite
     unknown = rx.data.as_dataset(tf.data.Dataset.range(4).filter(lambda i: i > 1))
     assert (unknown.num_elements, plain(unknown)) == (None, [2, 3])
+
+
+def test_tensorflow_shards(tf):
+    numbers = tf.data.Dataset.range(10)
+    pairs = tf.data.Dataset.zip((numbers, numbers.shard(2, 0).batch(2).prefetch(1)))
+    assert rx.data.as_dataset(pairs).is_sharded
+    assert not rx.data.as_dataset(numbers.shard(1, 0).batch(2)).is_sharded
 
 
 def test_keras_py_dataset(keras):

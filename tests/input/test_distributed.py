@@ -162,8 +162,19 @@ def test_a_per_replica_value_is_no_dataset(strategy):
 
 def test_a_distributed_dataset_is_not_distributed_again(strategy):
     dataset = strategy.distribute_dataset(np.arange(4))
-    with pytest.raises(rx.errors.InvalidArgumentError, match="distributed already"):
-        strategy.distribute_dataset(dataset)
+    for one in (dataset, iter(dataset)):
+        with pytest.raises(rx.errors.InvalidArgumentError, match="distributed already"):
+            strategy.distribute_dataset(one)
+        with pytest.raises(rx.errors.InvalidArgumentError, match="distributed already"):
+            rx.input.plan_input(one, 2)
+
+
+@pytest.mark.parametrize("make", [list, rx.data.from_iterable], ids=["list", "chain"])
+def test_batches_that_are_distributed_are_not_distributed_again(strategy, make):
+    """Their replicas would be taken for rows."""
+    batches = make(list(strategy.distribute_dataset(np.arange(4))))
+    with pytest.raises(rx.errors.InvalidArgumentError, match="holds per-replica values"):
+        next(iter(strategy.distribute_dataset(batches)))
 
 
 @pytest.mark.parametrize("options", [3, {"global_batch_size": 2}, "mask"], ids=str)

@@ -204,8 +204,11 @@ def test_what_are_no_batches_is_refused(strategy, batches):
 
 
 def test_a_distributed_dataset_is_not_dealt_out_again(strategy):
-    with pytest.raises(rx.errors.ArgumentTypeError, match="DistributedDataset"):
-        distribute(strategy, strategy.distribute_dataset(np.arange(4)))
+    dataset = strategy.distribute_dataset(np.arange(4))
+    with pytest.raises(rx.errors.InvalidArgumentError, match="distributed already"):
+        distribute(strategy, dataset)
+    with pytest.raises(rx.errors.InvalidArgumentError, match="holds per-replica values"):
+        next(iter(distribute(strategy, list(dataset))))
 
 
 @pytest.mark.parametrize("fn", [3, None, [np.zeros(2)]], ids=repr)

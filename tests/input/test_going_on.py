@@ -40,8 +40,9 @@ def test_a_source_that_recovers_is_read_on_where_it_failed(strategy, prefetch):
     assert [strategy.gather(batch, axis=0).tolist() for batch in batches] == [[2, 3]]
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("source", ["iterable", "iterator"])
-def test_going_on_after_an_interrupt_loses_no_row_in_silence(strategy, source):
+def test_going_on_after_an_interrupt_loses_no_row_in_silence(strategy, source, prefetch):
     interrupts = [KeyboardInterrupt()]
 
     def rows():
@@ -54,7 +55,10 @@ def test_going_on_after_an_interrupt_loses_no_row_in_silence(strategy, source):
         def __iter__(self):
             return rows()
 
-    batches = iter(strategy.distribute_dataset(Rows() if source == "iterable" else rows()))
+    dataset = strategy.distribute_dataset(
+        Rows() if source == "iterable" else rows(), rx.InputOptions(prefetch=prefetch)
+    )
+    batches = iter(dataset)
     next(batches)
     with pytest.raises(KeyboardInterrupt):
         next(batches)
@@ -62,5 +66,5 @@ def test_going_on_after_an_interrupt_loses_no_row_in_silence(strategy, source):
         assert strategy.gather(next(batches), axis=0).tolist() == [2, 3]
         return
     for _ in range(2):
-        with pytest.raises(rx.errors.DataLossError, match="KeyboardInterrupt"):
+        with pytest.raises((KeyboardInterrupt, rx.errors.DataLossError)):
             next(batches)

@@ -117,6 +117,27 @@ def test_steps_of_repeated_remainders_count_what_drop_leaves():
     assert plan.num_steps == len(read(plan)) == 3
 
 
+def test_the_plan_has_no_step_that_drop_leaves_out():
+    plan = plan_input(np.arange(9), 2, rx.InputOptions(global_batch_size=4, remainder="drop"))
+    assert [ids.tolist() for ids in plan.rows(1)] == [[4, 5], [6, 7]]
+    with pytest.raises(rx.errors.OutOfRangeError, match=r"no step 2.*\n.*has 2 steps"):
+        plan.rows(2)
+
+
+def test_steps_that_drop_leaves_out_in_between_have_no_number():
+    """Batches are shuffled: the one row that is too few comes at another place each epoch."""
+    dataset = rx.data.from_arrays(np.arange(17)).batch(4).shuffle(seed=3)
+    options = rx.InputOptions(remainder="drop")
+    plan = plan_input(dataset, 2, options)
+    places = set()
+    for epoch in range(4):
+        batches = [batch.stacked[0].ravel().tolist() for _, batch in plan.read(epoch, 0)]
+        promised = [np.concatenate(plan.rows(i, epoch)).tolist() for i in range(plan.num_steps)]
+        assert promised == batches
+        places.add([len(batch) for batch in dataset.open(epoch=epoch)].index(1))
+    assert len(places) > 1
+
+
 # --- several pipelines -----------------------------------------------------------------------
 
 
@@ -173,7 +194,7 @@ def test_auto_takes_files_where_there_are_enough(files, caplog):
 @pytest.mark.parametrize(
     ("count", "size", "pipelines", "why"),
     [
-        (1, 4, 2, "1 files are too few for 2 pipelines"),
+        (1, 4, 2, "1 file is too few for 2 pipelines"),
         (3, 2, 3, "batches of 2 rows are too small for 3 pipelines"),
         (3, None, 2, "the batch size is unknown"),
     ],
@@ -260,6 +281,38 @@ def test_another_seed_has_another_digest():
     rows = rx.data.from_arrays(np.arange(10))
     first, second = (plan_input(rows.shuffle(seed=i).batch(4), 2).digest() for i in range(2))
     assert first != second
+
+
+def summaries(*chosen, pipelines=2):
+    return [
+        plan_input(np.arange(10), 1, rx.InputOptions(**options), pipelines, i).summary()
+        for i, options in enumerate(chosen)
+    ]
+
+
+@pytest.mark.parametrize("policy", ["off", "data", "hint"])
+def test_workers_of_one_plan_agree(policy):
+    dataset = rx.data.from_arrays(np.arange(9)).shard(rx.data.HINT).batch(4)
+    found = [plan.summary() for plan in plans(dataset, 3, policy=policy)]
+    assert json.loads(json.dumps(found)) == found
+    rx.input.check_plans_agree(found)
+
+
+def test_workers_of_different_plans_are_shown_in_a_table():
+    same, other = {"global_batch_size": 4}, {"global_batch_size": 5, "remainder": "drop"}
+    with pytest.raises(rx.errors.InvalidArgumentError) as caught:
+        rx.input.check_plans_agree(summaries(same, other))
+    header, *rows = (line.split() for line in str(caught.value).splitlines()[1:4])
+    assert header[:3] == ["worker", "global_batch_size", "remainder"]
+    assert [row[:3] for row in rows] == [["0", "4", "mask"], ["1", "5", "drop"]]
+
+
+def test_two_workers_that_take_one_pipeline_are_refused():
+    first, second = summaries(*[{"global_batch_size": 4}] * 2)
+    with pytest.raises(rx.errors.InvalidArgumentError, match="read by nobody"):
+        rx.input.check_plans_agree([first, first])
+    with pytest.raises(rx.errors.InvalidArgumentError, match="read by nobody"):
+        rx.input.check_plans_agree([second])
 
 
 def test_what_a_position_depends_on_is_json_without_replicas():

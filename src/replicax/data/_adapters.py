@@ -53,6 +53,14 @@ def as_dataset(source: Any) -> Dataset:
     - Grain `MapDataset`, `IterDataset`, `DataLoader`; Hugging Face `datasets`; torch `Dataset`,
       `IterableDataset`, `DataLoader`; `tf.data.Dataset`; Keras `PyDataset`.
 
+    What is a shard already `is_sharded`, and is not shared out again. This is seen of `.shard` of
+    `rx.data`; of Grain slices `dataset[i::n]` and shard options; of a torch sampler with
+    `num_replicas`, such as `DistributedSampler`; of `tf.data`'s `shard`, outside of functions given
+    to `interleave`; of a Hugging Face `IterableDataset` from `split_dataset_by_node`. It cannot be
+    seen of a Hugging Face `Dataset` (its shards are datasets like any other), of `.shard` of a
+    Hugging Face `IterableDataset`, of `grain` sources and generators that leave rows out
+    themselves, and of a torch `IterableDataset` that does.
+
     Raises:
         ArgumentTypeError: It is none of these.
 

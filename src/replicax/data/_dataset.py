@@ -44,6 +44,11 @@ class Dataset:
         raise NotImplementedError
 
     @property
+    def source_length(self) -> int | None:
+        """Elements of the source, before every stage; None if unknown or without end."""
+        return self.num_elements
+
+    @property
     def is_infinite(self) -> bool:
         """Whether an epoch is known to have no end."""
         return False
@@ -122,7 +127,8 @@ class Dataset:
         if size is not None and element >= size:
             raise errors.OutOfRangeError(
                 errors.describe(
-                    f"There is no element {element}: an epoch has {size} elements.",
+                    f"There is no element {element}: an epoch has {size} "
+                    f"element{'' if size == 1 else 's'}.",
                     fix="Number the elements of an epoch from 0.",
                 )
             )

@@ -131,9 +131,11 @@ class FilesDataset(Dataset):
         if by != "files":
             return super()._resharded(num_shards, index, by)
         if len(self._paths) < num_shards:
+            count = len(self._paths)
             raise errors.InvalidArgumentError(
                 errors.describe(
-                    f"{len(self._paths)} files cannot be shared out over {num_shards} pipelines.",
+                    f"{count} file{'' if count == 1 else 's'} cannot be shared out over "
+                    f"{num_shards} pipelines.",
                     why="A pipeline without a file would have no rows.",
                     fix=f"Write at least {num_shards} files, or shard by rows.",
                 )

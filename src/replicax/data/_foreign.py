@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from replicax import errors
+from replicax.data import _compat
 from replicax.data._dataset import Dataset
 from replicax.data._sources import IndexedDataset, IterableDataset
 
@@ -36,33 +37,25 @@ def grain_map_dataset(source: Any) -> Dataset:
             )
         return element
 
-    return IndexedDataset(get, size, _name(source, "Grain"), is_sharded=_is_grain_shard(source))
-
-
-def _is_grain_shard(source: Any) -> bool:
-    """Whether a slice with a step, `dataset[i::n]`, stands in the chain."""
-    step = getattr(source, "_step", 1)
-    if type(source).__name__ == "SliceMapDataset" and step not in (None, 1):
-        return True
-    return any(_is_grain_shard(parent) for parent in getattr(source, "parents", ()))
+    return IndexedDataset(
+        get, size, _name(source, "Grain"), is_sharded=_compat.is_grain_shard(source)
+    )
 
 
 def grain_iter_dataset(source: Any) -> Dataset:
     """A Grain `IterDataset`."""
     return IterableDataset(
-        source.__iter__, _name(source, "Grain"), is_sharded=_is_grain_shard(source)
+        source.__iter__, _name(source, "Grain"), is_sharded=_compat.is_grain_shard(source)
     )
 
 
 def grain_loader(source: Any) -> Dataset:
     """A Grain `DataLoader`."""
-    sampler = getattr(source, "_sampler", None)
-    options = getattr(source, "_shard_options", None) or getattr(sampler, "_shard_options", None)
     return IterableDataset(
         source.__iter__,
         _name(source, "Grain"),
-        is_sharded=getattr(options, "shard_count", 1) > 1,
-        is_infinite=sampler is not None and getattr(sampler, "_num_epochs", 1) is None,
+        is_sharded=_compat.is_sharded_grain_loader(source),
+        is_infinite=_compat.is_endless_grain_loader(source),
     )
 
 
@@ -79,11 +72,10 @@ def hugging_face_dataset(source: Any) -> Dataset:
 
 def hugging_face_iterable(source: Any) -> Dataset:
     """A Hugging Face `IterableDataset`, shuffled anew for each epoch if it shuffles."""
-    config = getattr(source, "_distributed", None)
     return IterableDataset(
         source.__iter__,
         _name(source, "Hugging Face"),
-        is_sharded=getattr(config, "world_size", 1) > 1,
+        is_sharded=_compat.is_hugging_face_shard(source),
         set_epoch=source.set_epoch,
         convert=_arrays_of_lists,
     )
@@ -129,15 +121,21 @@ def torch_iterable(source: Any) -> Dataset:
 
 def torch_loader(source: Any) -> Dataset:
     """A torch `DataLoader`."""
-    sampler = getattr(source, "sampler", None)
-    is_random = type(sampler).__name__ == "RandomSampler"
+    # With a `batch_sampler`, `sampler` is a default one that is not used.
+    batches = getattr(source, "batch_sampler", None)
+    samplers: list[Any] = [
+        batches,
+        getattr(batches, "sampler", None) if batches else source.sampler,
+    ]
+    is_random = any(type(sampler).__name__ == "RandomSampler" for sampler in samplers)
+    set_epochs = [s.set_epoch for s in samplers if hasattr(s, "set_epoch")]
     return IterableDataset(
         source.__iter__,
         _name(source, "torch"),
         size=_length(source),
         batch_size=source.batch_size,
-        is_sharded=getattr(sampler, "num_replicas", 1) > 1,
-        set_epoch=getattr(sampler, "set_epoch", None),
+        is_sharded=any(getattr(sampler, "num_replicas", 1) > 1 for sampler in samplers),
+        set_epoch=set_epochs[0] if set_epochs else None,
         convert=_on_host,
         unordered_why="The loader draws another order each time (`shuffle=True`)."
         if is_random
@@ -156,6 +154,7 @@ def tensorflow_dataset(source: Any) -> Dataset:
         _name(source, "tf.data"),
         size=size if size >= 0 else None,
         is_infinite=size == -1,
+        is_sharded=_compat.is_tensorflow_shard(source),
     )
 
 

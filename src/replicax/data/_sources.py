@@ -187,7 +187,8 @@ class IterableDataset(Dataset):
         self._is_used_up = False
 
     def __repr__(self) -> str:
-        return f"<elements of {self._name}>"
+        count = "" if self._size is None else f"{self._size} "
+        return f"<{count}elements of {self._name}>"
 
     @property
     def num_elements(self) -> int | None:

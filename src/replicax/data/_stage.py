@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Self
 
+from replicax._threads import closed
 from replicax.data._dataset import Dataset
 from replicax.data._requests import Ids, Requests
-from replicax.data._threads import closed
 
 
 @contextmanager
@@ -36,6 +36,10 @@ class Stage(Dataset):
     @property
     def num_elements(self) -> int | None:
         return self._below.num_elements
+
+    @property
+    def source_length(self) -> int | None:
+        return self._below.source_length
 
     @property
     def is_infinite(self) -> bool:

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from replicax._threads import Ahead, parallel
 from replicax.data._batching import piece_bounds, piece_of, stacked
 from replicax.data._dataset import Dataset
 from replicax.data._requests import Block, Ids, Requests, recorded
 from replicax.data._stage import IndexStage, Stage, owned
-from replicax.data._threads import ahead, parallel
 
 
 class Take(IndexStage):
@@ -351,7 +351,7 @@ class Prefetch(Stage):
         return f"{self._below!r}.prefetch({self._size})"
 
     def _stream(self, wanted: Requests) -> Iterator[Any]:
-        return ahead(self._below._stream(wanted), self._size)
+        return Ahead(self._below._stream(wanted), self._size)
 
     def _iterate(self, epoch: int, start: int) -> Iterator[Any]:
-        return ahead(self._below._iterate(epoch, start), self._size)
+        return Ahead(self._below._iterate(epoch, start), self._size)

@@ -17,6 +17,7 @@ from replicax.input._sources import (
     IterableBatches,
     OnceBatches,
     is_arrays,
+    refuse_distributed,
 )
 from replicax.input._split import host_array
 from replicax.values import PerReplica
@@ -31,8 +32,9 @@ def as_elements(dataset: Any, options: InputOptions) -> Elements:
     Raises:
         ArgumentTypeError: It is no dataset.
         InvalidArgumentError: Its arrays do not fit together, or a batch size was given for a
-            dataset that has its own.
+            dataset that has its own; or it is distributed already.
     """
+    refuse_distributed(dataset)
     if is_arrays(dataset):
         return _from_arrays(dataset, options)
     if is_from_library(dataset) or inspect.isgeneratorfunction(dataset):
@@ -51,7 +53,9 @@ def from_batches(batches: Any) -> Elements:
 
     Raises:
         ArgumentTypeError: It is none.
+        InvalidArgumentError: It is distributed already.
     """
+    refuse_distributed(batches)
     if is_from_library(batches):
         batches = as_dataset(batches)
     if isinstance(batches, Dataset):

@@ -11,6 +11,7 @@ from replicax import errors
 from replicax.input._iterator import DistributedIterator, require_outside
 from replicax.input._options import InputOptions, checked_options
 from replicax.input._plan import InputPlan, plan_input
+from replicax.input._sources import Distributed
 from replicax.input._split import HostBatch
 from replicax.values import ReplicaMesh
 
@@ -43,7 +44,7 @@ class Feed(Protocol):
         """What a position depends on."""
 
 
-class DistributedDataset:
+class DistributedDataset(Distributed):
     """An iterable of global batches as per-replica values.
 
     `strategy.distribute_dataset` makes it. Each pass over it is an epoch: the first one is epoch
@@ -180,14 +181,6 @@ def distribute(
 ) -> DistributedDataset:
     """Share out the global batches of ``dataset``; see `Strategy.distribute_dataset`."""
     options = checked_options(options)
-    if isinstance(dataset, DistributedDataset):
-        raise errors.InvalidArgumentError(
-            errors.describe(
-                "The dataset is distributed already.",
-                why="Sharing it out twice would lose rows.",
-                fix="Iterate it as it is.",
-            )
-        )
     if options.replication_mode != InputOptions().replication_mode:
         raise errors.UnimplementedError(
             errors.describe(

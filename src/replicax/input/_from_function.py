@@ -14,10 +14,11 @@ from replicax import errors
 from replicax.data import Dataset
 from replicax.input._as_elements import from_batches, is_from_library
 from replicax.input._distributed import DistributedDataset
+from replicax.input._facts import facts_of
 from replicax.input._options import InputOptions, Remainder, checked_options
 from replicax.input._policies import InputReplicationMode
-from replicax.input._sources import Elements, is_arrays, order_of
-from replicax.input._split import HostBatch, host_array
+from replicax.input._sources import Elements, is_arrays, refuse_distributed
+from replicax.input._split import HostBatch, host_array, refuse_per_replica
 from replicax.values import PerReplica, ReplicaMesh
 
 Array = np.ndarray[Any, Any]
@@ -133,11 +134,10 @@ class Rounds:
 
     def source_facts(self) -> dict[str, Any]:
         """What a position depends on: also the replicas, which decide how far a step goes."""
-        return {
-            "elements": [stream.num_elements for stream in self._streams],
-            "order": [order_of(stream) for stream in self._streams],
-            "replicas": self._num_replicas,
-        }
+        facts = [facts_of(stream) for stream in self._streams]
+        if len(facts) > 1:
+            facts = [{name: [one[name] for one in facts] for name in facts[0]}]
+        return {**facts[0], "replicas": self._num_replicas}
 
 
 _ENDED = object()
@@ -145,7 +145,8 @@ _ENDED = object()
 
 
 def _checked_batches(batches: Any) -> Elements:
-    refused = (dict, str, bytes, PerReplica, DistributedDataset)
+    refuse_distributed(batches)
+    refused = (dict, str, bytes, PerReplica)
     is_batches = isinstance(batches, (Iterable, Dataset)) or is_from_library(batches)
     if is_batches and not isinstance(batches, refused) and not is_arrays(batches):
         return from_batches(batches)
@@ -179,6 +180,7 @@ def _split_round(taken: Sequence[Any], remainder: Remainder, step: int) -> HostB
     trees = {i: [host_array(x) for x in jax.tree.leaves(batch)] for i, batch in batches.items()}
     _check_alike(batches, trees, step)
     structure: Any = jax.tree.structure(next(iter(batches.values())))
+    refuse_per_replica(structure, step)
     counts = [trees[i][0].shape[0] if i in trees else 0 for i in range(len(taken))]
     if len(set(counts)) > 1:
         if remainder == "error":

@@ -6,14 +6,19 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from replicax import errors
+from replicax._threads import Ahead
 from replicax.input._ahead import placed_ahead
-from replicax.step import surrounding_trace
-from replicax.values import current_frame
+from replicax.input._positions import cannot_go_back, check_same_source, is_state
+from replicax.input._sources import Distributed
+from replicax.input._words import counted
+from replicax.step import BatchSource, surrounding_trace, take_in_step
+from replicax.values import Frame, current_frame
 
 if TYPE_CHECKING:
     from replicax.input._distributed import DistributedDataset
 
-_KEYS = {"epoch", "step", "source"}
+# A batch, the number of its step, and that of the step after.
+_Taken = tuple[Any, int, int]
 
 
 class OptionalBatch:
@@ -46,13 +51,32 @@ class OptionalBatch:
         return f"OptionalBatch({', '.join(map(repr, self._batches))})"
 
 
-class DistributedIterator:
+class DistributedIterator(Distributed, BatchSource):
     """One pass over a `DistributedDataset`; `iter(dataset)` makes it.
 
     Batches are split and placed on the devices by a thread that runs ahead of the step, as far as
     `rx.InputOptions(prefetch=...)` says. The thread ends with the iterator.
 
-    Context: outside of replica functions and of `rx.function`.
+    Inside an `rx.function`, `next`, `get_next` and `get_next_as_optional` give the step another
+    batch in each call: the batches are taken before the compiled program runs. Pass the iterator
+    to the step as an argument, so that the next epoch's iterator can take its place. At the end the
+    call raises `OutOfRangeError`, and nothing was run. A `for` loop over batches stands outside.
+
+    Context: outside of replica functions.
+
+    Examples:
+        >>> import numpy as np
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> dataset = strategy.distribute_dataset([np.ones(4), np.ones(3)])
+        >>> @rx.function
+        ... def count(iterator):
+        ...     def replica_fn(rows):
+        ...         return rx.get_replica_context().global_sum(rows)
+        ...     return strategy.run(replica_fn, args=(iterator.get_next(),))
+        >>> batches = iter(dataset)
+        >>> float(count(batches)), float(count(batches))
+        (4.0, 3.0)
     """
 
     def __init__(self, dataset: DistributedDataset, epoch: int, step: int) -> None:
@@ -60,16 +84,26 @@ class DistributedIterator:
         self._epoch, self._step = epoch, step
         self._batches: Iterator[tuple[int, Any]] | None = None
         self._is_closed = self._has_ended = False
+        self._returned: list[_Taken] = []
 
     # -- taking batches ------------------------------------------------------
 
     def __iter__(self) -> DistributedIterator:
+        require_outside("iterated")
         return self
 
     def __next__(self) -> Any:
-        require_outside("asked for its next batch")
+        frame = current_frame()
+        if frame is not None and (trace := step_being_traced(frame, "asked for its next batch")):
+            return take_in_step(trace, self, is_optional=False)
+        return self._next()
+
+    def _next(self) -> Any:
         if self._is_closed:
             raise StopIteration
+        if self._returned:
+            batch, _, self._step = self._returned.pop()
+            return batch
         if self._batches is None:
             self._batches = self._opened()
         try:
@@ -79,7 +113,7 @@ class DistributedIterator:
             self._dataset._used_up = self._dataset._feed.is_once
             raise
         except BaseException as error:
-            self._fail(error)
+            self._recover(error)
             raise
         self._dataset._shared_position = self._step
         return batch
@@ -90,22 +124,48 @@ class DistributedIterator:
         Raises:
             OutOfRangeError: The pass has ended.
         """
-        found = self.get_next_as_optional()
-        if found.has_value():
-            return found.get_value()
-        raise errors.OutOfRangeError(
+        try:
+            return next(self)
+        except StopIteration:
+            raise self._ended() from None
+
+    def _ended(self) -> errors.OutOfRangeError:
+        return errors.OutOfRangeError(
             errors.describe(
-                f"The dataset has ended: epoch {self._epoch} has {self._step} steps.",
+                f"The dataset has ended: epoch {self._epoch} has {counted(self._step, 'step')}.",
                 fix="Use a `for` loop, `get_next_as_optional()`, or a new iterator.",
             )
         )
 
     def get_next_as_optional(self) -> OptionalBatch:
-        """The next batch, or an `OptionalBatch` without value at the end of the pass."""
+        """The next batch, or an `OptionalBatch` without value at the end of the pass.
+
+        Inside an `rx.function`, `has_value()` is a Python bool: the end is another program.
+        """
+        frame = current_frame()
+        if frame is not None and (trace := step_being_traced(frame, "asked for its next batch")):
+            batch = take_in_step(trace, self, is_optional=True)
+            return OptionalBatch() if batch is None else OptionalBatch((batch,))
         try:
-            return OptionalBatch((next(self),))
+            return OptionalBatch((self._next(),))
         except StopIteration:
             return OptionalBatch()
+
+    def take(self, *, is_optional: bool) -> _Taken:
+        """The next batch, the number of its step and that of the step after; None at the end."""
+        before = self._step
+        try:
+            return self._next(), before, self._step
+        except StopIteration:
+            if is_optional:
+                return None, before, before
+            raise self._ended() from None
+
+    def put_back(self, taken: _Taken) -> None:
+        """Go back before a batch that `take` gave."""
+        batch, self._step, _ = taken
+        if batch is not None:
+            self._returned.append(taken)
 
     def close(self) -> None:
         """End the pass and its thread; batches that were placed ahead are dropped."""
@@ -123,15 +183,21 @@ class DistributedIterator:
             dataset._shared = batches
         return batches
 
-    def _fail(self, error: BaseException) -> None:
-        """See to it that going on does not look like the end: a failed generator just stops."""
-        self._drop()  # It is opened again at the same step,
-        if self._dataset._feed.is_once:  # or fails again, where rows may have been lost.
-            self._dataset._shared = _failed(error)
+    def _recover(self, error: BaseException) -> None:
+        """After an error, or Ctrl-C, the next call asks for the same step again.
+
+        A generator that was stopped would look like the end of the data. What can be read only once
+        goes on where a thread was not concerned, as by Ctrl-C; else it fails again.
+        """
+        dataset, self._batches = self._dataset, None
+        goes_on = isinstance(dataset._shared, Ahead) and not dataset._shared.has_failed
+        if dataset._feed.is_once and not goes_on:
+            dataset._shared = _failed(error)
 
     def _drop(self) -> None:
         # Collecting the generator ends its thread, unless the dataset keeps it for another pass.
         self._batches = None
+        self._returned.clear()
 
     # -- the place in the dataset ------------------------------------------------
 
@@ -169,7 +235,7 @@ class DistributedIterator:
             InvalidArgumentError: It is no state, or one of another dataset.
             FailedPreconditionError: The source can be read only once, and was read further.
         """
-        if not _is_state(state):
+        if not is_state(state):
             raise errors.InvalidArgumentError(
                 errors.describe(
                     f"No state of an iterator: {state!r:.200}",
@@ -177,10 +243,10 @@ class DistributedIterator:
                 )
             )
         dataset, step = self._dataset, state["step"]
-        _check_same_source(state["source"], dataset._feed.source_facts())
+        check_same_source(state["source"], dataset._feed.source_facts())
         is_open = dataset._feed.is_once and dataset._shared is not None
         if is_open and step != dataset._shared_position:
-            raise _cannot_go_back(step, dataset._shared_position)
+            raise cannot_go_back(step, dataset._shared_position)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go to a place that `get_state` told, here or in another process.
@@ -209,14 +275,30 @@ class DistributedIterator:
 
 
 def require_outside(doing: str) -> None:
-    """Refuse to take batches where the code runs once for many steps.
+    """Refuse what would be done once for many steps.
 
     Raises:
         ContextError: In replica context, or inside `rx.function`.
     """
     frame = current_frame()
-    if frame is None:
-        return
+    if frame is not None and step_being_traced(frame, doing) is not None:
+        raise errors.ContextError(
+            errors.describe(
+                f"A distributed dataset was {doing} inside `rx.function`.",
+                why="The function is traced once, and the number of its batches would be that of "
+                "the first time.",
+                fix="Loop outside: `for batch in dataset: step(batch)`; or pass `iter(dataset)` to "
+                "the step, which may call `iterator.get_next()`.",
+            )
+        )
+
+
+def step_being_traced(frame: Frame, doing: str) -> Any:
+    """The trace of the `rx.function` that runs, or None outside of one.
+
+    Raises:
+        ContextError: In replica context.
+    """
     if frame.replica is not None:
         raise errors.ContextError(
             errors.describe(
@@ -225,16 +307,7 @@ def require_outside(doing: str) -> None:
                 "`strategy.run(replica_fn, args=(batch,))`.",
             )
         )
-    if surrounding_trace(frame.access) is not None:
-        raise errors.ContextError(
-            errors.describe(
-                f"A distributed dataset was {doing} inside `rx.function`.",
-                why="The function is traced once, and every later call would see the rows of that "
-                "time.",
-                fix="Distribute the dataset outside and pass each batch to the step: "
-                "`for batch in dataset: step(batch)`.",
-            )
-        )
+    return surrounding_trace(frame.access)
 
 
 def _failed(error: BaseException) -> Iterator[Any]:
@@ -243,43 +316,8 @@ def _failed(error: BaseException) -> Iterator[Any]:
     raise errors.DataLossError(
         errors.describe(
             f"The pass over the dataset was interrupted before: {error!r}",
-            why="Its source is an iterator, and what was placed ahead is lost.",
+            why="Its source is an iterator, and rows may have been taken from it.",
             fix="Distribute something that can be iterated again, or a new iterator.",
         )
     )
     yield
-
-
-def _is_state(state: Any) -> bool:
-    if not isinstance(state, dict) or set(state) != _KEYS:
-        return False
-    numbers = (state["epoch"], state["step"])
-    return all(isinstance(number, int) and number >= 0 for number in numbers)
-
-
-def _check_same_source(theirs: Any, ours: dict[str, Any]) -> None:
-    if theirs == ours:
-        return
-    theirs = theirs if isinstance(theirs, dict) else {}
-    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    raise errors.InvalidArgumentError(
-        errors.describe(
-            "The state belongs to another dataset.",
-            table=errors.Table(
-                ("fact", "state", "dataset"),
-                [(name, theirs.get(name), ours.get(name)) for name in names],
-            ),
-            why="A step number means other rows there: its elements, batch size or order differ.",
-            fix="Make the dataset as it was when the state was taken, with the same seed.",
-        )
-    )
-
-
-def _cannot_go_back(step: int, taken: int) -> errors.FailedPreconditionError:
-    return errors.FailedPreconditionError(
-        errors.describe(
-            f"The iterator was set to step {step}, but {taken} steps were taken from its source.",
-            why="The source is an iterator, such as a generator, and cannot be set.",
-            fix="Distribute something that can be iterated again, or a new iterator.",
-        )
-    )

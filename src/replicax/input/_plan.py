@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,11 +10,13 @@ from typing import Any
 
 from replicax import errors
 from replicax.input._as_elements import as_elements
+from replicax.input._facts import digest, facts_of
 from replicax.input._options import InputOptions, Remainder, checked_options
 from replicax.input._policies import AutoShardPolicy
 from replicax.input._sharing import Sharing, share_out
-from replicax.input._sources import Elements, Plain, RowIds, order_of
+from replicax.input._sources import Elements, Plain, RowIds
 from replicax.input._split import HostBatch, cut
+from replicax.input._words import counted, listed
 
 _RULES = {
     "mask": "every row is kept, padding is masked",
@@ -145,7 +146,9 @@ class InputPlan:
             raise errors.OutOfRangeError(
                 errors.describe(
                     f"The plan has no step {step}.",
-                    why=f"An epoch has {'steps from 0' if count is None else f'{count} steps'}.",
+                    why=f"An epoch has {counted(count, 'step')}, numbered from 0."
+                    if count is not None
+                    else "Steps are numbered from 0.",
                 )
             )
         ids = self._row_ids(step if kept is None else kept[step], epoch)
@@ -156,33 +159,37 @@ class InputPlan:
 
     # -- agreement -------------------------------------------------------------
 
+    def summary(self) -> dict[str, Any]:
+        """What the plans of all workers have in common, and the `pipeline_id`.
+
+        It can be written as JSON; `rx.input.check_plans_agree` compares those of all workers.
+        """
+        return {
+            "pipeline_id": self.pipeline_id,
+            "num_pipelines": self.num_pipelines,
+            "num_replicas": self.num_replicas,
+            "global_batch_size": self.global_batch_size,
+            "policy": self.policy.name,
+            "remainder": self.remainder,
+            **self._facts,
+        }
+
     def digest(self) -> str:
         """A number of what all pipelines must agree on, as 16 hexadecimal digits."""
-        facts = [
-            self.global_batch_size,
-            self.per_replica_batch_size,
-            self.num_replicas,
-            self.num_pipelines,
-            self.policy.name,
-            self.remainder,
-            self.source_facts(),
-        ]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        common = self.summary()
+        del common["pipeline_id"]
+        return digest([json.dumps(common).encode()])
 
     def source_facts(self) -> dict[str, Any]:
         """What a position in the dataset depends on; the number of replicas is no part of it."""
-        return dict(self._facts)
-
-    @functools.cached_property
-    def _facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {
-            "elements": self._source.num_elements,
-            "batch_size": self.global_batch_size,
-            "order": order_of(self._source),
-        }
+        facts = {"batch_size": self.global_batch_size, **self._facts}
         if not self._sharing.is_whole:  # Positions count the pipeline's own steps.
             facts["stream"] = [self.policy.name, self.pipeline_id, self.num_pipelines]
         return facts
+
+    @functools.cached_property
+    def _facts(self) -> dict[str, Any]:
+        return facts_of(self._source)
 
     # -- reading -----------------------------------------------------------------
 
@@ -208,9 +215,9 @@ class InputPlan:
 
     def __str__(self) -> str:
         lines = [
-            ("global batch", _counted(self.global_batch_size, "row")),
-            ("replica's share", _counted(self.per_replica_batch_size, "row")),
-            ("steps of an epoch", _counted(self.num_steps, "step")),
+            ("global batch", counted(self.global_batch_size, "row")),
+            ("replica's share", counted(self.per_replica_batch_size, "row")),
+            ("steps of an epoch", counted(self.num_steps, "step")),
             ("pipeline", f"{self.pipeline_id} of {self.num_pipelines}"),
             ("replicas", f"{self.num_replicas} of {self.num_replicas * self.num_pipelines}"),
             ("policy", f"{self.policy.name}: {self.reason}"),
@@ -222,23 +229,12 @@ class InputPlan:
             table = errors.Table(
                 ("replica", "rows of step 0"),
                 [
-                    (self.pipeline_id * self.num_replicas + i, _listed(ids))
+                    (self.pipeline_id * self.num_replicas + i, listed(ids))
                     for i, ids in enumerate(first)
                 ],
             )
             text += f"\n\n{table}"
         return text
-
-
-def _counted(count: int | None, what: str) -> str:
-    if count is None:
-        return "unknown"
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def _listed(ids: RowIds, most: int = 8) -> str:
-    shown = ", ".join(map(str, ids[:most].tolist()))
-    return f"{shown}, ... ({len(ids)} rows)" if len(ids) > most else shown or "none"
 
 
 def plan_input(

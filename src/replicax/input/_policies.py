@@ -26,7 +26,7 @@ class _Named(enum.Enum):
         raise errors.InvalidArgumentError(
             errors.describe(
                 f"{value!r} is no `{cls.__name__}`.",
-                fix=f"Pass one of {known}, or a member of `rx.input.{cls.__name__}`.",
+                fix=f"Pass one of {known}, or a member of `rx.{cls.__name__}`.",
             )
         )
 

@@ -10,6 +10,7 @@ from replicax.input._policies import AutoShardPolicy
 from replicax.input._rebatched import Rebatched
 from replicax.input._sources import Elements
 from replicax.input._split import Seats
+from replicax.input._words import counted
 
 _LOGGER = logging.getLogger("replicax")
 
@@ -108,12 +109,14 @@ def _automatic(
     if files is None:
         return AutoShardPolicy.DATA, f"the dataset is not made of files, so {by_rows}"
     if files < num_pipelines:
-        reason = f"{files} files are too few for {num_pipelines} pipelines, so {by_rows}"
+        few = counted(files, "file is", "files are")
+        reason = f"{few} too few for {num_pipelines} pipelines, so {by_rows}"
     elif batch_size is None:
         reason = f"the batch size is unknown, so {by_rows}"
     elif batch_size < num_pipelines:
-        reason = f"batches of {batch_size} rows are too small for {num_pipelines} pipelines with "
-        reason += f"files of their own, so {by_rows}"
+        rows = counted(batch_size, "row")
+        reason = f"batches of {rows} are too small for {num_pipelines} pipelines with files of "
+        reason += f"their own, so {by_rows}"
     else:
         by_files = _MEANINGS[AutoShardPolicy.FILE]
         return AutoShardPolicy.FILE, f"{files} files for {num_pipelines} pipelines, so {by_files}"
@@ -129,8 +132,7 @@ def _check_files(count: int | None, num_pipelines: int) -> None:
         why = "Only what `rx.data.from_files` makes knows its files. After `.take` or `.skip` they "
         why += "cannot be shared out: each pipeline would take or skip as much of its own."
     else:
-        plural = "" if count == 1 else "s"
-        what = f"The policy is FILE, but {count} file{plural} cannot be shared out over "
+        what = f"The policy is FILE, but {counted(count, 'file')} cannot be shared out over "
         what += f"{num_pipelines} input pipelines."
         why = "Every pipeline needs a file of its own."
     fix = "Use the policy 'data', which shares out the rows of every global batch, or 'auto', "
@@ -144,8 +146,8 @@ def _check_share(size: int, policy: AutoShardPolicy, num_pipelines: int) -> None
         return
     raise errors.InvalidArgumentError(
         errors.describe(
-            f"A global batch of {size} rows cannot be shared out over {num_pipelines} input "
-            f"pipelines under the policy {policy.name}.",
+            f"A global batch of {counted(size, 'row')} cannot be shared out over {num_pipelines} "
+            f"input pipelines under the policy {policy.name}.",
             why="Every pipeline takes its part of a global batch from a stream of its own, and "
             "some would take none.",
             fix=f"Use batches of at least {num_pipelines} rows, or the policy 'data'.",

@@ -6,7 +6,6 @@ from the small classes here.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
 from typing import Any, Literal, Protocol
@@ -15,7 +14,6 @@ import jax
 import numpy as np
 
 from replicax import errors
-from replicax.data import Dataset
 
 RowIds = np.ndarray[Any, Any]
 
@@ -30,6 +28,10 @@ class Elements(Protocol):
     @property
     def batch_size(self) -> int | None:
         """Rows of a full element, or None if unknown."""
+
+    @property
+    def source_length(self) -> int | None:
+        """Elements of the source before it was batched or cut, or None if unknown."""
 
     @property
     def files(self) -> tuple[str, ...] | None:
@@ -53,6 +55,26 @@ class Elements(Protocol):
         """What one pipeline of several reads."""
 
 
+class Distributed:
+    """What holds batches that are shared out over replicas already."""
+
+
+def refuse_distributed(dataset: Any) -> None:
+    """Refuse to share out what is shared out already.
+
+    Raises:
+        InvalidArgumentError: It is.
+    """
+    if isinstance(dataset, Distributed):
+        raise errors.InvalidArgumentError(
+            errors.describe(
+                f"The dataset is distributed already: {dataset!r}",
+                why="Sharing it out twice would lose rows.",
+                fix="Iterate it as it is.",
+            )
+        )
+
+
 class Plain:
     """Elements that are no shard and are not cut by themselves.
 
@@ -65,6 +87,16 @@ class Plain:
     files: tuple[str, ...] | None = None
     is_sharded = False
     shards_by_hint = False
+
+    @property
+    def num_elements(self) -> int | None:
+        """Elements of one epoch, or None if unknown."""
+        return None
+
+    @property
+    def source_length(self) -> int | None:
+        """The same, where nothing is batched or cut."""
+        return self.num_elements
 
     def row_ids(self, element: int, *, epoch: int = 0) -> RowIds | None:
         del element, epoch
@@ -100,6 +132,11 @@ class ArrayBatches(Plain):
     def num_elements(self) -> int:
         """Number of batches, the last of which may be short."""
         return -(-self._num_rows // self._size)
+
+    @property
+    def source_length(self) -> int:
+        """Number of rows."""
+        return self._num_rows
 
     @property
     def _size(self) -> int:
@@ -155,7 +192,6 @@ class OnceBatches(Plain):
     """
 
     is_once = True
-    num_elements = None
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches, self.taken = batches, 0
@@ -170,8 +206,8 @@ class OnceBatches(Plain):
         if start < self.taken:
             raise errors.FailedPreconditionError(
                 errors.describe(
-                    f"The dataset was set to step {start}, but {self.taken} batches were taken "
-                    "from its source.",
+                    f"The dataset was set to step {start}, but {self.taken} of its source's "
+                    "batches were taken.",
                     why="The source is an iterator, such as a generator, and cannot go back.",
                     fix="Distribute something that can be iterated again, or a new iterator.",
                 )
@@ -190,14 +226,3 @@ def is_arrays(dataset: Any) -> bool:
         return False
     leaves = jax.tree.leaves(dataset)
     return bool(leaves) and all(isinstance(leaf, (np.ndarray, jax.Array)) for leaf in leaves)
-
-
-def order_of(source: Elements) -> str | None:
-    """A digest of the first rows of two epochs, or the chain; tells one seed from another."""
-    if source.num_elements == 0:
-        return None
-    found = [source.row_ids(0, epoch=epoch) for epoch in (0, 1)]
-    if any(ids is None for ids in found):
-        return repr(source) if isinstance(source, Dataset) else None
-    ids = b"".join(np.asarray(ids, "<i8").tobytes() for ids in found)
-    return hashlib.sha256(ids).hexdigest()[:16]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 
 from replicax import errors
 from replicax.input._options import Remainder
+from replicax.input._words import counted
 from replicax.values import PerReplica, ReplicaMesh
 
 
@@ -112,13 +114,14 @@ def cut(batch: Any, seats: Seats, remainder: Remainder, step: int) -> HostBatch 
     """
     structure: Any
     leaves, structure = jax.tree.flatten(batch)
+    refuse_per_replica(structure, step)
     arrays = [host_array(leaf) for leaf in leaves]
     rows = row_count(batch, arrays, step)
     if rows % seats.total and remainder == "error":
         raise errors.InvalidArgumentError(
             errors.describe(
-                f"Global batch {step} has {rows} rows, which {seats.total} replicas cannot share "
-                "evenly.",
+                f"Global batch {step} has {counted(rows, 'row')}, which {seats.total} replicas "
+                "cannot share evenly.",
                 why="The dataset was distributed with `remainder='error'`.",
                 fix=f"Use a batch size divisible by {seats.total}, or `remainder='mask'` (keeps "
                 "every row) or 'drop'.",
@@ -188,6 +191,30 @@ def host_array(leaf: Any) -> np.ndarray[Any, Any]:
             )
         )
     return found
+
+
+@functools.lru_cache(maxsize=64)
+def _holds_per_replica(structure: Any) -> bool:
+    inner = structure.node_data()
+    if inner is not None and inner[0] is PerReplica:
+        return True
+    return any(_holds_per_replica(child) for child in structure.children())
+
+
+def refuse_per_replica(structure: Any, step: int) -> None:
+    """Refuse batches that were shared out before, whose replicas would be taken for rows.
+
+    Raises:
+        InvalidArgumentError: The tree holds per-replica values.
+    """
+    if _holds_per_replica(structure):
+        raise errors.InvalidArgumentError(
+            errors.describe(
+                f"Element {step} of the dataset holds per-replica values: {structure!s:.200}",
+                why="Its rows are shared out over replicas already.",
+                fix="Pass these batches to the step as they are.",
+            )
+        )
 
 
 def row_count(batch: Any, arrays: Sequence[np.ndarray[Any, Any]], step: int) -> int:

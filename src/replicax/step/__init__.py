@@ -7,6 +7,8 @@ program over all devices; the eager runner runs it once a replica, in turns.
 from replicax.step._access import surrounding_trace as surrounding_trace
 from replicax.step._compiled_context import CompiledReplicaContext as CompiledReplicaContext
 from replicax.step._context import ReplicaContext as ReplicaContext
+from replicax.step._feeding import BatchSource as BatchSource
+from replicax.step._feeding import take_in_step as take_in_step
 from replicax.step._function import Function as Function
 from replicax.step._function import function as function
 from replicax.step._gradients import value_and_grad as value_and_grad
@@ -23,6 +25,7 @@ from replicax.step._single_context import SingleReplicaContext as SingleReplicaC
 from replicax.step._single_context import current_replica_context as current_replica_context
 
 __all__ = [
+    "BatchSource",
     "CompiledReplicaContext",
     "Function",
     "RandomStream",
@@ -39,5 +42,6 @@ __all__ = [
     "run",
     "run_update",
     "surrounding_trace",
+    "take_in_step",
     "value_and_grad",
 ]

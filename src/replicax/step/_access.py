@@ -47,6 +47,11 @@ class TracedVariables:
         self._level = trace_level()
 
     @property
+    def is_here(self) -> bool:
+        """Whether code that runs now belongs to this level, and not to one inside of it."""
+        return trace_level() == self._level
+
+    @property
     def is_local(self) -> bool:
         """Whether states are those of one replica."""
         return self.parent is not None and self.parent.is_local
@@ -73,7 +78,7 @@ class TracedVariables:
             ContextError: The write is inside a transformed function (`lax.scan`, `jax.grad`,
                 `jax.jit`, ...), whose values must not leave it in this way.
         """
-        if trace_level() != self._level:
+        if not self.is_here:
             raise written_inside_transformation(variable, call_site)
         self.values[variable] = value
         self.stored[variable] = call_site
@@ -89,6 +94,7 @@ class FunctionTrace(TracedVariables):
         entries: The collectives, in program order.
         mirrored: Results of runs that are proved mirrored, by identity, and whether a collective
             combined them.
+        feed: The batches that the function takes by itself; see `_feeding`.
     """
 
     def __init__(self, values: Mapping[Variable, Any], function_id: int = 0) -> None:
@@ -99,6 +105,7 @@ class FunctionTrace(TracedVariables):
         self.created: list[Variable] = []
         self.entries: list[Entry] = []
         self.mirrored: dict[int, tuple[Any, bool]] = {}
+        self.feed: Any = None
 
     def read(self, variable: Variable) -> jax.Array:
         """Return the value, and note that the program needs the variable."""

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import errors
+from replicax._threads import current_settings, settings
 from replicax.collectives import Meet, Request, local, run_replicas
 from replicax.step._arguments import Leaf, check_components, flatten_arguments
 from replicax.step._collective import Collective
@@ -29,7 +30,6 @@ from replicax.step._eager_context import (
     check_same_variable,
 )
 from replicax.step._eager_variables import EagerVariables, commit
-from replicax.step._jax_settings import current_settings, settings
 from replicax.step._results import flatten_result, remember, remember_rows
 from replicax.step._rows import LocalRows
 from replicax.step._state import check_fed_back

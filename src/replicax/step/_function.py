@@ -18,6 +18,7 @@ from replicax.step._arguments import (
     parameter_names,
     stack_components,
 )
+from replicax.step._feeding import FedFunction, OtherBatches, has_sources
 from replicax.step._methods import BoundFunction, reference
 from replicax.step._program import Program, VariablesChanged, check_leaf, signature
 from replicax.step._state import check_fed_back, check_returned_state, donated_names
@@ -61,6 +62,8 @@ class Function:
         self._plain_arguments: set[str] = set()
         self._latest: Program | None = None
         self._methods: dict[int, Function] = {}
+        self._fed: FedFunction | None = None
+        self._gets_batches = False
 
     def __get__(self, instance: Any, owner: type | None = None) -> Function | BoundFunction:
         """As a method: a function for each object, of which `self` is a fixed part."""
@@ -91,6 +94,8 @@ class Function:
             if frame.access is not None or frame.replica is not None or frame.merging is not None:
                 return self.fn(*args, **kwargs)
             scope = frame.strategy
+        if self._fed is not None:
+            return self._fed.call(args, kwargs)
         if self._static:
             variant, args, kwargs = self._specialised(args, kwargs)
             return variant(*args, **kwargs)
@@ -104,12 +109,40 @@ class Function:
                 if latest.failed_while_tracing:
                     latest.failed_while_tracing = False
                     raise
+            except OtherBatches:
+                latest.failed_while_tracing = False
+            except BaseException:
+                latest.failed_while_tracing = False
+                raise
         return self._call_anew(scope, args, kwargs)
 
     def _call_anew(
         self, scope: StrategyLike | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Find or build the program for these arguments, and run it."""
+        if not has_sources(args, kwargs):
+            try:
+                return self._call_program(scope, args, kwargs)
+            except OtherBatches:
+                if self._gets_batches:
+                    raise
+        return self._feeding().call(args, kwargs)
+
+    def _feeding(self) -> FedFunction:
+        """From now on, each call takes batches for the function."""
+
+        def getting_batches(fn: Callable[..., Any]) -> Function:
+            made = Function(fn, donate=self._donate)
+            made._gets_batches = True
+            return made
+
+        if self._fed is None:
+            self._fed = FedFunction(self, getting_batches)
+        return self._fed
+
+    def _call_program(
+        self, scope: StrategyLike | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         program, args, kwargs = self._program_for(scope, args, kwargs)
         args, kwargs = program.placed(args, kwargs)
         self._latest = program
@@ -224,9 +257,22 @@ class Function:
         Returns:
             JAX's own object: `.as_text()`, `.compile().as_text()`, `.compile().cost_analysis()`.
         """
+        lowered: jax.stages.Lowered = self._looked_at(Function._lower, args, kwargs)
+        return lowered
+
+    def _looked_at(self, look: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What `look` says of the function that these arguments are for, without running it."""
         if self._static:
             variant, args, kwargs = self._specialised(args, kwargs)
-            return variant.lower(*args, **kwargs)
+            return variant._looked_at(look, args, kwargs)
+        if self._fed is None and not has_sources(args, kwargs):
+            try:
+                return look(self, *args, **kwargs)
+            except OtherBatches:
+                pass
+        return self._feeding().call(args, kwargs, look)
+
+    def _lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         frame = current_frame()
         scope = frame.strategy if frame is not None else None
         program, args, kwargs = self._program_for(scope, args, kwargs)
@@ -254,9 +300,10 @@ class Function:
 
     def requested_collectives(self, *args: Any, **kwargs: Any) -> tuple[Entry, ...]:
         """List the collectives that the replica functions ask for, in program order."""
-        if self._static:
-            variant, args, kwargs = self._specialised(args, kwargs)
-            return variant.requested_collectives(*args, **kwargs)
+        entries: tuple[Entry, ...] = self._looked_at(Function._entries, args, kwargs)
+        return entries
+
+    def _entries(self, *args: Any, **kwargs: Any) -> tuple[Entry, ...]:
         leaves, structure = jax.tree.flatten(_stacked((args, kwargs), self._names(args)))
         return self.trace_program(structure, leaves).entries
 

@@ -1,7 +1,8 @@
-"""JAX's settings of the current thread, carried into the threads of replicas.
+"""JAX's settings of the current thread, carried into the threads that work for it.
 
 JAX keeps settings such as `jax.enable_x64(True)` or `jax.default_matmul_precision("float32")` for
-each thread. A replica function must see those of the thread that called `strategy.run`.
+each thread. A replica function must see those of the thread that called `strategy.run`, and a
+dataset those of the thread that iterates it.
 """
 
 from __future__ import annotations
