@@ -141,5 +141,5 @@ def test_a_traced_array_is_refused(strategy, form):
     def step(x):
         return list(strategy.distribute_dataset([x] if form == "element" else x))
 
-    with pytest.raises(rx.errors.ContextError, match="Distribute the dataset outside"):
+    with pytest.raises(rx.errors.ContextError, match="outside"):
         step(jnp.zeros(2))
