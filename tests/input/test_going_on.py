@@ -23,24 +23,6 @@ def test_going_on_after_an_uneven_batch_is_not_the_end(strategy, source, prefetc
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_source_that_recovers_is_read_on_where_it_failed(strategy, prefetch):
-    failures = [OSError("the network was away")]
-
-    class Flaky:
-        def __iter__(self):
-            yield np.arange(2)
-            if failures:
-                raise failures.pop()
-            yield np.arange(2, 4)
-
-    batches = iter(strategy.distribute_dataset(Flaky(), rx.InputOptions(prefetch=prefetch)))
-    next(batches)
-    with pytest.raises(OSError, match="was away"):
-        next(batches)
-    assert [strategy.gather(batch, axis=0).tolist() for batch in batches] == [[2, 3]]
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("source", ["iterable", "iterator"])
 def test_going_on_after_an_interrupt_loses_no_row_in_silence(strategy, source, prefetch):
     interrupts = [KeyboardInterrupt()]

@@ -208,7 +208,10 @@ class DistributedIterator(Distributed, BatchSource):
 
     @property
     def step(self) -> int:
-        """Number of the next step of the epoch, from 0."""
+        """Number of the next global batch of the epoch, from 0.
+
+        Batches that `remainder="drop"` leaves out as a whole count, too.
+        """
         return self._step
 
     @property

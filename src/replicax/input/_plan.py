@@ -30,7 +30,8 @@ class InputPlan:
     """Which rows each replica of an input pipeline reads, step by step.
 
     `strategy.distribute_dataset` makes it, before anything is read; it is the `plan` of the
-    distributed dataset.
+    distributed dataset, and `print(plan)` shows it as a table. What the policies mean for several
+    pipelines is told by `rx.AutoShardPolicy`.
 
     Attributes:
         global_batch_size: Rows of a full global batch, over all pipelines; None if unknown.
