@@ -9,6 +9,8 @@ import gc
 import threading
 import time
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -151,11 +153,46 @@ def test_many_iterators_come_and_go(numbers):
     assert wait_until_none()
 
 
-def test_a_program_may_end_in_the_middle(run_python):
+@pytest.mark.parametrize("parallel", [None, 2], ids=["one", "two"])
+def test_threads_see_the_settings_of_jax(parallel):
+    data = rx.data.from_iterable(range(3)).map(lambda i: jnp.float64(i).dtype.name, parallel)
+    with jax.enable_x64(True):
+        assert list(data.prefetch()) == ["float64"] * 3
+
+
+def test_a_stuck_element_comes_when_it_comes():
+    gate = threading.Event()
+    data = rx.data.from_iterable(range(3)).map(lambda i: i if i != 1 else gate.wait(5) and i, 2)
+    elements = iter(data)
+    assert next(elements) == 0
+    gate.set()
+    assert list(elements) == [1, 2]
+
+
+def test_a_program_may_end_while_threads_are_inside_of_jax(run_python):
+    """A daemon thread that is there when Python ends would abort the process."""
     done = run_python("""
+        import jax, jax.numpy as jnp, numpy as np
         import replicax as rx
-        data = rx.data.from_iterable(range(10**6)).map(lambda i: i, num_parallel=2).prefetch()
-        elements = iter(data)
+        product = jax.jit(lambda x: x @ x)
+        def work(i):
+            return np.asarray(product(jnp.ones((100, 100)) * i))
+        data = rx.data.from_iterable(range(10**6))
+        elements = iter(data.map(work, num_parallel=2).prefetch(99).batch(2).prefetch(99))
+        next(elements)
+        print("end")
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_a_program_ends_although_an_element_is_stuck(run_python):
+    done = run_python("""
+        import time
+        import replicax as rx
+        def work(i):
+            return time.sleep(1000) if i == 3 else i
+        data = rx.data.from_iterable(range(10**6))
+        elements = iter(data.map(work, num_parallel=2))
         print(next(elements))
     """)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")

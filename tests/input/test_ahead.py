@@ -98,9 +98,78 @@ def test_an_exception_comes_in_its_turn_with_its_own_type(strategy, prefetch):
     batches = iter(strategy.distribute_dataset(source(), rx.InputOptions(prefetch=prefetch)))
     next(batches)
     next(batches)
-    for _ in range(2):  # Going on does not look like the end of the data.
-        with pytest.raises(BrokenError, match="row 4"):
+    for again in (False, True):  # Going on does not look like the end of the data.
+        with pytest.raises(BrokenError, match="row 4") as caught:
             next(batches)
+        where = caught.traceback[-1].name
+        assert where == ("_failed" if again else "source")  # at first as it was raised
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_after_an_error_the_same_step_is_asked_for_again(strategy, prefetch):
+    """An iterator that looked ended would lose the rows that remain."""
+    failures = [OSError("for once")]
+
+    class Flaky:
+        def __iter__(self):
+            for step in range(5):
+                if step == 2 and failures:
+                    raise failures.pop()
+                yield np.full(2, step)
+
+    batches = iter(strategy.distribute_dataset(Flaky(), rx.InputOptions(prefetch=prefetch)))
+    found = [int(next(batches).stacked[0, 0]) for _ in range(2)]
+    with pytest.raises(OSError, match="for once"):
+        next(batches)
+    found += [int(batch.stacked[0, 0]) for batch in batches]
+    assert found == [0, 1, 2, 3, 4]
+
+
+INTERRUPTED = """
+    import os, signal, threading, time
+    import jax
+    jax.config.update("jax_num_cpu_devices", 2)
+    import numpy as np, replicax as rx
+
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+
+    def source():
+        for step in range(6):
+            if step == 3 and waits:
+                waits.clear()
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+                time.sleep(1)
+            yield np.full(2, step)
+
+    class Source:
+        def __iter__(self):
+            return source()
+
+    for prefetch in (0, 2):
+        for data in (Source(), source()):
+            batches = iter(strategy.distribute_dataset(data, rx.InputOptions(prefetch=prefetch)))
+            found, waits = [], [True]
+            while True:
+                try:
+                    found.append(int(np.asarray(next(batches).stacked)[0, 0]))
+                except KeyboardInterrupt:
+                    found.append("^C")
+                except StopIteration:
+                    break
+                except rx.errors.DataLossError:
+                    found.append("refused")
+                    break
+            print(prefetch, *found)
+"""
+
+
+def test_an_interrupt_loses_no_batch_in_silence(run_python):
+    done = run_python(INTERRUPTED)
+    lines = done.stdout.splitlines()
+    whole = "0 1 2 ^C 3 4 5"
+    assert (done.returncode, done.stderr) == (0, "")
+    # A generator that runs in the loop itself is stopped by the interrupt, which is no end.
+    assert lines == [f"0 {whole}", "0 0 1 2 ^C refused", f"2 {whole}", f"2 {whole}"]
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -115,6 +184,23 @@ def test_a_source_may_write_into_the_batch_it_gave(strategy, prefetch):
     dataset = strategy.distribute_dataset(Reusing(), rx.InputOptions(prefetch=prefetch))
     for step, batch in enumerate(dataset):
         assert (np.asarray(batch.stacked) == step).all()
+
+
+def test_a_source_of_a_pipeline_with_a_stream_of_its_own_may_do_so_too():
+    """Rows wait there until a global batch is complete."""
+
+    def reusing():
+        rows = np.zeros(3)
+        for step in range(4):
+            rows[:] = step
+            yield rows
+
+    batches = rx.data.from_iterable(reusing)
+    # What is told of batches that are made elsewhere.
+    batches._batch_size = 4
+    plan = rx.input.plan_input(batches, 1, rx.InputOptions(policy="off"), num_pipelines=2)
+    found = [batch.stacked[0].ravel().tolist() for _, batch in plan.read(0, 0)]
+    assert found == [[0, 0], [0, 1], [1, 1], [2, 2], [2, 3], [3, 3]]
 
 
 def test_the_thread_sees_the_settings_of_jax(strategy):

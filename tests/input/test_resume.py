@@ -284,6 +284,59 @@ def test_the_state_of_another_dataset_is_refused(strategy, other, fact):
             refuse(state)
 
 
+class Counted:
+    """An iterable with a length and no indices."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __iter__(self):
+        return iter(range(self.count))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda count: rx.data.from_arrays(np.arange(count)).batch(4),
+        lambda count: rx.data.from_arrays(np.arange(count)).repeat().batch(4),
+        lambda count: rx.data.from_iterable(Counted(count)).batch(4),
+        lambda count: rx.data.from_iterable(Counted(count)).batch(4).shuffle(buffer=2),
+    ],
+    ids=["rows", "without end", "in order", "in order, shuffled"],
+)
+def test_the_state_of_a_longer_source_is_refused(strategy, make):
+    """9 and 10 rows make the same number of batches, and the first ones are alike."""
+    state = iter(strategy.distribute_dataset(make(9))).get_state()
+    iter(strategy.distribute_dataset(make(9))).set_state(state)
+    with pytest.raises(rx.errors.InvalidArgumentError, match=r"source_length +9 +10"):
+        iter(strategy.distribute_dataset(make(10))).set_state(state)
+
+
+def test_the_state_of_other_files_is_refused(strategy, tmp_path):
+    def files(names):
+        for name in names:
+            (tmp_path / name).write_text("1\n2\n")
+        data = rx.input.files([tmp_path / name for name in names], rx.data.read_lines)
+        return strategy.distribute_dataset(data.map(int).batch(2))
+
+    state = iter(files("ab")).get_state()
+    iter(files("ab")).set_state(state)
+    with pytest.raises(rx.errors.InvalidArgumentError, match="files"):
+        iter(files("ac")).set_state(state)
+
+
+def test_the_state_of_other_batches_of_a_function_is_refused(strategy):
+    def dealt(count):
+        return strategy.distribute_datasets_from_function(lambda _: [np.zeros(1)] * count)
+
+    state = iter(dealt(4)).get_state()
+    with pytest.raises(rx.errors.InvalidArgumentError, match=r"source_length +4 +6"):
+        iter(dealt(6)).set_state(state)
+
+
 @pytest.mark.parametrize(
     "state",
     [None, 3, {}, {"epoch": 0}, {"epoch": 0, "step": -1, "source": {}}],
@@ -381,56 +434,3 @@ def test_a_new_process_goes_on(strategy, run_python, tmp_path):
     """)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == union([batches])
-
-
-class Counted:
-    """An iterable with a length and no indices."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __iter__(self):
-        return iter(range(self.count))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda count: rx.data.from_arrays(np.arange(count)).batch(4),
-        lambda count: rx.data.from_arrays(np.arange(count)).repeat().batch(4),
-        lambda count: rx.data.from_iterable(Counted(count)).batch(4),
-        lambda count: rx.data.from_iterable(Counted(count)).batch(4).shuffle(buffer=2),
-    ],
-    ids=["rows", "without end", "in order", "in order, shuffled"],
-)
-def test_the_state_of_a_longer_source_is_refused(make):
-    """9 and 10 rows make the same number of batches, and the first ones are alike."""
-    state = iter(strategy_of(2).distribute_dataset(make(9))).get_state()
-    iter(strategy_of(2).distribute_dataset(make(9))).set_state(state)
-    with pytest.raises(rx.errors.InvalidArgumentError, match=r"source_length +9 +10"):
-        iter(strategy_of(2).distribute_dataset(make(10))).set_state(state)
-
-
-def test_the_state_of_other_files_is_refused(tmp_path):
-    def files(names):
-        for name in names:
-            (tmp_path / name).write_text("1\n2\n")
-        data = rx.input.files([tmp_path / name for name in names], rx.data.read_lines)
-        return strategy_of(2).distribute_dataset(data.map(int).batch(2))
-
-    state = iter(files("ab")).get_state()
-    iter(files("ab")).set_state(state)
-    with pytest.raises(rx.errors.InvalidArgumentError, match="files"):
-        iter(files("ac")).set_state(state)
-
-
-def test_the_state_of_other_batches_of_a_function_is_refused():
-    def dealt(count):
-        return strategy_of(2).distribute_datasets_from_function(lambda _: [np.zeros(1)] * count)
-
-    state = iter(dealt(4)).get_state()
-    with pytest.raises(rx.errors.InvalidArgumentError, match=r"source_length +4 +6"):
-        iter(dealt(6)).set_state(state)

@@ -137,9 +137,9 @@ def test_what_devices_cannot_hold_is_refused(strategy, batch, form):
 
 @pytest.mark.parametrize("form", ["element", "arrays"])
 def test_a_traced_array_is_refused(strategy, form):
-    @rx.function
+    @jax.jit
     def step(x):
         return list(strategy.distribute_dataset([x] if form == "element" else x))
 
-    with pytest.raises(rx.errors.ContextError, match=r"(Loop|Distribute the dataset) outside"):
+    with pytest.raises(rx.errors.ContextError, match="outside"):
         step(jnp.zeros(2))

@@ -358,6 +358,19 @@ def test_a9_an_evaluation_counts_every_row(runner):
     assert accuracy == pytest.approx(0.98)
 
 
+def test_a10_replicas_with_3_and_5_batches_take_5_steps(runner, strategy):
+    def batches(context):
+        count, first = ((3, 0), (5, 100))[context.input_pipeline_id]
+        return [counting(2, start=first + 2 * i) for i in range(count)]
+
+    options = rx.InputOptions(replication_mode="per_replica")
+    dataset = strategy.distribute_datasets_from_function(batches, options)
+    means = each_step(runner, strategy, lambda x: context().global_mean(x), dataset)
+    assert dataset.num_batches == len(means) == 5
+    both = [(2 * i + 2 * i + 1 + 200 + 4 * i + 1) / 4 for i in range(3)]
+    np.testing.assert_allclose(means, [*both, 106.5, 108.5])
+
+
 @pytest.mark.parametrize("batch_size", [4, 7, 10])
 def test_a11_no_row_is_repeated_to_fill_a_batch(runner, batch_size):
     strategy = mirrored(4)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
-from collections import deque
 from collections.abc import Iterator
 from typing import Any, Generic, Self, TypeVar
 
@@ -32,11 +32,15 @@ class Ahead(Iterator[T], Generic[T]):
     Args:
         elements: Read by the thread alone.
         size: How many elements may wait.
+
+    Attributes:
+        has_failed: Whether the elements ended with an exception, which the consumer was given.
     """
 
     def __init__(self, elements: Iterator[T], size: int) -> None:
         self._elements: Iterator[T] | None = elements
         self._channel = _Channel(size)
+        self.has_failed = False
 
     def __iter__(self) -> Self:
         return self
@@ -56,6 +60,7 @@ class Ahead(Iterator[T], Generic[T]):
         element, error = item
         if error is None:
             return element  # type: ignore[no-any-return]
+        self.has_failed = True
         try:
             raise error
         finally:
@@ -73,42 +78,46 @@ class Ahead(Iterator[T], Generic[T]):
 
 
 class _Channel:
-    """A bounded queue with an end on both sides."""
+    """A bounded queue with an end on both sides; of queues in C, as each step waits for it."""
 
     def __init__(self, size: int) -> None:
-        self._items: deque[tuple[Any, BaseException | None]] = deque()
-        self._size, self._condition = size, threading.Condition()
-        self._is_closed = self._is_complete = False
+        self._items: queue.SimpleQueue[tuple[Any, BaseException | None] | None]
+        self._items, self._room = queue.SimpleQueue(), queue.SimpleQueue[None]()
+        for _ in range(size):
+            self._room.put(None)
+        self._is_closed = self._is_over = False
 
     def put(self, item: Any, error: BaseException | None = None) -> bool:
         """Wait for room; False if nobody takes anything any more."""
-        with self._condition:
-            while len(self._items) >= self._size and not self._is_closed:
-                self._condition.wait()
-            if not self._is_closed:
-                self._items.append((item, error))
-                self._condition.notify_all()
-            return not self._is_closed
+        if not self._is_closed:
+            self._room.get()
+        if not self._is_closed:
+            self._items.put((item, error))
+        return not self._is_closed
 
     def complete(self) -> None:
-        with self._condition:
-            self._is_complete = True
-            self._condition.notify_all()
+        self._items.put(None)
 
     def close(self) -> None:
-        with self._condition:
-            self._is_closed = self._is_complete = True
-            self._items.clear()
-            self._condition.notify_all()
+        self._is_closed = True
+        self._room.put(None)  # for who waits for room
+        try:
+            while True:
+                self._items.get(block=False)
+        except Exception:  # noqa: BLE001, S110 - it is empty; names are gone where Python ends
+            pass
+        self._items.put(None)  # for who waits for an item
 
     def get(self) -> tuple[Any, BaseException | None] | None:
         """Wait for an item; None at the end."""
-        with self._condition:
-            while not self._items and not self._is_complete:
-                self._condition.wait()
-            self._condition.notify_all()
-            # Last of all, so that Ctrl-C in between loses nothing.
-            return self._items.popleft() if self._items else None
+        if self._is_over:
+            return None
+        item = self._items.get()
+        if item is None:
+            self._is_over = True
+        else:
+            self._room.put(None)
+        return item
 
 
 _END = object()

@@ -241,7 +241,7 @@ class Dataset:
             return self._resharded(num_shards, index, by)
         if self.batch_size is None:
             return self.shard(num_shards, index)
-        return _stages.Piece(self, num_shards, index)
+        return _batches.Piece(self, num_shards, index)
 
     # --- stages ----------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class Dataset:
             drop_remainder: Leave out a last batch with fewer rows.
         """
         size = _checks.count(size, "size", least=1)
-        return _stages.Batch(self, size, bool(drop_remainder))
+        return _batches.Batch(self, size, bool(drop_remainder))
 
     def shuffle(self, seed: int = 0, buffer: int | None = None) -> Dataset:
         """Put the elements into an order of ``seed`` and the number of the epoch.
@@ -347,4 +347,4 @@ class Dataset:
 
 
 # The stages are datasets themselves, so they come after the class.
-from replicax.data import _cache, _shuffle, _stages  # noqa: E402
+from replicax.data import _batches, _cache, _shuffle, _stages  # noqa: E402

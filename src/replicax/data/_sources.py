@@ -93,7 +93,8 @@ def from_iterable(source: Iterable[Any] | Callable[[], Iterable[Any]]) -> Datase
     """Elements of an iterable, or of what a function returns for each epoch.
 
     It can only be read in order: to open it further on, the elements before are read and
-    dropped. Sequences, such as lists, have indices.
+    dropped. Sequences, such as lists, have indices. An element belongs to the chain once it was
+    given: `.batch`, `.shuffle`, `.cache` and `.prefetch` hold several, so do not write into it.
 
     An iterator, such as a generator, can be read once: a later epoch goes on where the last one
     stopped, and is refused when nothing is left. Pass the generator function instead.

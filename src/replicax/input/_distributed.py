@@ -69,7 +69,7 @@ class DistributedDataset(Distributed):
         (2, ShapeDtypeStruct(shape=(2,), dtype=int32))
         >>> batches = iter(dataset)
         >>> _ = next(batches)
-        >>> state = batches.get_state()  # JSON: save it beside the checkpoint
+        >>> state = batches.get_state()  # JSON; a checkpoint takes `batches` itself
         >>> resumed = iter(dataset)
         >>> resumed.set_state(state)
         >>> strategy.local_results(next(resumed)) == strategy.local_results(next(batches))

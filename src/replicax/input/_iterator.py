@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from replicax import errors
+from replicax._threads import Ahead
 from replicax.input._ahead import placed_ahead
+from replicax.input._positions import cannot_go_back, check_same_source, is_state
 from replicax.input._sources import Distributed
 from replicax.input._words import counted
 from replicax.step import BatchSource, surrounding_trace, take_in_step
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
 
 # A batch, the number of its step, and that of the step after.
 _Taken = tuple[Any, int, int]
-
-_KEYS = {"epoch", "step", "source"}
 
 
 class OptionalBatch:
@@ -184,12 +184,15 @@ class DistributedIterator(Distributed, BatchSource):
         return batches
 
     def _recover(self, error: BaseException) -> None:
-        """See to it that going on does not look like the end: a failed generator just stops."""
-        self._batches = None  # It is opened again at the same step,
-        # or fails again, where rows may have been lost. Ctrl-C takes nothing from a thread.
-        is_lost = isinstance(error, Exception) or not self._dataset._options.prefetch
-        if self._dataset._feed.is_once and is_lost:
-            self._dataset._shared = _failed(error)
+        """After an error, or Ctrl-C, the next call asks for the same step again.
+
+        A generator that was stopped would look like the end of the data. What can be read only once
+        goes on where a thread was not concerned, as by Ctrl-C; else it fails again.
+        """
+        dataset, self._batches = self._dataset, None
+        goes_on = isinstance(dataset._shared, Ahead) and not dataset._shared.has_failed
+        if dataset._feed.is_once and not goes_on:
+            dataset._shared = _failed(error)
 
     def _drop(self) -> None:
         # Collecting the generator ends its thread, unless the dataset keeps it for another pass.
@@ -205,7 +208,10 @@ class DistributedIterator(Distributed, BatchSource):
 
     @property
     def step(self) -> int:
-        """Number of the next step of the epoch, from 0."""
+        """Number of the next global batch of the epoch, from 0.
+
+        Batches that `remainder="drop"` leaves out as a whole count, too.
+        """
         return self._step
 
     @property
@@ -232,7 +238,7 @@ class DistributedIterator(Distributed, BatchSource):
             InvalidArgumentError: It is no state, or one of another dataset.
             FailedPreconditionError: The source can be read only once, and was read further.
         """
-        if not _is_state(state):
+        if not is_state(state):
             raise errors.InvalidArgumentError(
                 errors.describe(
                     f"No state of an iterator: {state!r:.200}",
@@ -240,10 +246,10 @@ class DistributedIterator(Distributed, BatchSource):
                 )
             )
         dataset, step = self._dataset, state["step"]
-        _check_same_source(state["source"], dataset._feed.source_facts())
+        check_same_source(state["source"], dataset._feed.source_facts())
         is_open = dataset._feed.is_once and dataset._shared is not None
         if is_open and step != dataset._shared_position:
-            raise _cannot_go_back(step, dataset._shared_position)
+            raise cannot_go_back(step, dataset._shared_position)
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go to a place that `get_state` told, here or in another process.
@@ -313,44 +319,8 @@ def _failed(error: BaseException) -> Iterator[Any]:
     raise errors.DataLossError(
         errors.describe(
             f"The pass over the dataset was interrupted before: {error!r}",
-            why="Its source is an iterator, and what was placed ahead is lost.",
+            why="Its source is an iterator, and rows may have been taken from it.",
             fix="Distribute something that can be iterated again, or a new iterator.",
         )
     )
     yield
-
-
-def _is_state(state: Any) -> bool:
-    if not isinstance(state, dict) or set(state) != _KEYS:
-        return False
-    numbers = (state["epoch"], state["step"])
-    return all(isinstance(number, int) and number >= 0 for number in numbers)
-
-
-def _check_same_source(theirs: Any, ours: dict[str, Any]) -> None:
-    if theirs == ours:
-        return
-    theirs = theirs if isinstance(theirs, dict) else {}
-    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    raise errors.InvalidArgumentError(
-        errors.describe(
-            "The state belongs to another dataset.",
-            table=errors.Table(
-                ("fact", "state", "dataset"),
-                [(name, theirs.get(name), ours.get(name)) for name in names],
-            ),
-            why="A step number means other rows there: its elements, batch size or order differ.",
-            fix="Make the dataset as it was when the state was taken, with the same seed.",
-        )
-    )
-
-
-def _cannot_go_back(step: int, taken: int) -> errors.FailedPreconditionError:
-    return errors.FailedPreconditionError(
-        errors.describe(
-            f"The iterator was set to step {step}, but {counted(taken, 'step was', 'steps were')} "
-            "taken from its source.",
-            why="The source is an iterator, such as a generator, and cannot be set.",
-            fix="Distribute something that can be iterated again, or a new iterator.",
-        )
-    )

@@ -16,8 +16,9 @@ class InputOptions:
     """How a dataset is shared out over the replicas.
 
     Attributes:
-        global_batch_size: Rows of a global batch. Only for datasets that are arrays or yield
-            rows; other datasets yield global batches themselves.
+        global_batch_size: Rows of a global batch, over all replicas of all input pipelines. Only
+            for datasets that are arrays or yield rows; other datasets yield global batches
+            themselves.
         remainder: What to do with a global batch whose rows cannot be shared out evenly:
             `"mask"` keeps every row, pads in compiled steps and masks the padding; `"drop"`
             leaves the rows out that are too many; `"error"` raises.

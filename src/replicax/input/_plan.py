@@ -30,7 +30,8 @@ class InputPlan:
     """Which rows each replica of an input pipeline reads, step by step.
 
     `strategy.distribute_dataset` makes it, before anything is read; it is the `plan` of the
-    distributed dataset.
+    distributed dataset, and `print(plan)` shows it as a table. What the policies mean for several
+    pipelines is told by `rx.AutoShardPolicy`.
 
     Attributes:
         global_batch_size: Rows of a full global batch, over all pipelines; None if unknown.
@@ -98,11 +99,15 @@ class InputPlan:
         if count is None:
             return None
         if epoch not in self._kept_elements:
-            shares = [self._share_of(element, epoch) for element in range(count)]
-            if None in shares:
-                return None
+            kept = []
+            for element in range(count):
+                share = self._share_of(element, epoch)
+                if share is None:
+                    return None
+                if share:
+                    kept.append(element)
             self._kept_elements.clear()  # Of one epoch only: a user walks through it.
-            self._kept_elements[epoch] = [i for i, share in enumerate(shares) if share]
+            self._kept_elements[epoch] = kept
         return self._kept_elements[epoch]
 
     def _share_of(self, element: int, epoch: int) -> int | None:

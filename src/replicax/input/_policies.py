@@ -34,14 +34,22 @@ class _Named(enum.Enum):
 class AutoShardPolicy(_Named):
     """How several input pipelines share out one dataset, with tf.data's meaning.
 
-    With one pipeline nothing is shared out, whatever the policy.
+    With one pipeline nothing is shared out, whatever the policy. A batch of the dataset is a
+    global batch under every policy: a step takes its number of rows over all pipelines.
+
+    Under DATA a step has the very rows of one device's step. Under OFF, FILE and HINT each of `n`
+    pipelines takes its share, `1 / n` of the rows of a global batch, from a stream of its own. So
+    a step has rows of several places of the dataset, and an epoch ends for each pipeline with its
+    own stream; where streams have different lengths, the last steps have fewer rows.
 
     Attributes:
-        OFF: Every pipeline reads everything.
+        OFF: Every pipeline reads everything: an epoch has every row `n` times, in `n` times as
+            many steps. For datasets that are shards already, or differ by pipeline.
         AUTO: FILE where the dataset is made of enough files, else DATA.
-        FILE: Every pipeline reads its own files.
-        DATA: Every pipeline takes its rows of every global batch.
-        HINT: The dataset says where it is cut: `.shard(rx.data.HINT)` stands in its chain.
+        FILE: Every pipeline reads its own files, every n-th.
+        DATA: Every pipeline reads everything and takes its rows of every global batch.
+        HINT: The dataset says where it is cut: `.shard(rx.data.HINT)` stands in its chain. An
+            error where it does not; tf.data then reads every row on every pipeline.
 
     Examples:
         >>> AutoShardPolicy.parse("data")

@@ -89,6 +89,8 @@ class Rebatched(Plain):
                 if missing == 0:
                     yield structure.unflatten(_joined(parts))
                     missing, parts = self._size, []
+            if parts:  # The source may write into this element before the next one is here.
+                parts[-1] = [array.copy() for array in parts[-1]]
         if parts:
             yield structure.unflatten(_joined(parts))
 

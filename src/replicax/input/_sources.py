@@ -145,10 +145,12 @@ class ArrayBatches(Plain):
     def open(self, *, epoch: int = 0, start: int = 0) -> Iterator[Any]:
         """Batches from `start` on; the same in every epoch."""
         del epoch
+        structure: Any
+        leaves, structure = jax.tree.flatten(self._arrays)
         for element in range(start, self.num_elements):
             first = element * self._size
             rows = slice(first, first + self._size)
-            yield jax.tree.map(lambda leaf: leaf[rows], self._arrays)  # noqa: B023
+            yield structure.unflatten([leaf[rows] for leaf in leaves])
 
     def row_ids(self, element: int, *, epoch: int = 0) -> RowIds:
         """The rows of a batch by their places in the arrays."""

@@ -140,15 +140,23 @@ def _stacked(
     array: np.ndarray[Any, Any], pieces: Sequence[tuple[int, int]], share: int
 ) -> np.ndarray[Any, Any]:
     """A new array ``[num_replicas, share, ...]`` of the pieces, padded with the first row."""
-    first, last = pieces[0][0], pieces[-1][1]
-    if last - first == len(pieces) * share:  # Nothing to pad: the pieces lie side by side.
-        return array[first:last].reshape(len(pieces), share, *array.shape[1:]).copy()
-    stacked = np.empty((len(pieces), share, *array.shape[1:]), array.dtype)
+    shape = (len(pieces), share, *array.shape[1:])
+    (low, _), (_, high) = pieces[0], pieces[-1]
+    if high - low == len(pieces) * share:
+        return array[low:high].copy().reshape(shape)
+    stacked = np.empty(shape, array.dtype)
     for target, (first, last) in zip(stacked, pieces, strict=True):
         target[: last - first] = array[first:last]
         # A real row cannot bring a NaN or an infinity that the data does not hold.
         target[last - first :] = array[:1]
     return stacked
+
+
+# NumPy's dtypes that JAX takes as they are, whatever its settings.
+_KEPT_DTYPES = frozenset(
+    np.dtype(name)
+    for name in ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float32")
+)
 
 
 def host_array(leaf: Any) -> np.ndarray[Any, Any]:
@@ -159,6 +167,8 @@ def host_array(leaf: Any) -> np.ndarray[Any, Any]:
         ContextError: It is traced.
         InvalidArgumentError: It holds integers that devices cannot hold.
     """
+    if type(leaf) is np.ndarray and leaf.dtype in _KEPT_DTYPES:
+        return leaf
     if isinstance(leaf, jax.core.Tracer):
         raise errors.ContextError(
             errors.describe(
