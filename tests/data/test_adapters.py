@@ -195,7 +195,7 @@ def test_torch_iterable(torch):
 def test_torch_loader(torch):
     loader = torch.utils.data.DataLoader(torch_numbers(torch), batch_size=2)
     data = rx.data.as_dataset(loader)
-    assert plain(data) == plain(tuple(t.numpy() for t in batch) for batch in loader)
+    assert plain(data) == plain([t.numpy() for t in batch] for batch in loader)
     assert (len(data), data.batch_size, data.is_sharded) == (3, 2, False)
     assert len(plain(data.open(start=2))) == 1
 

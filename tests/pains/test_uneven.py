@@ -230,7 +230,7 @@ def test_a3_a_scalar_loss_without_a_remainder(runner, strategy, remainder):
     if remainder == "drop":
         assert next(steps, None) is None
     else:
-        with pytest.raises(rx.errors.InvalidArgumentError, match="1 rows"):
+        with pytest.raises(rx.errors.InvalidArgumentError, match="has 1 row,"):
             next(steps)
     assert float(line.w) == pytest.approx(1.5)
 

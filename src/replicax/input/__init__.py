@@ -13,7 +13,7 @@ from replicax.input._distributed import distribute as distribute
 from replicax.input._from_function import InputContext as InputContext
 from replicax.input._from_function import from_function as from_function
 from replicax.input._iterator import DistributedIterator as DistributedIterator
-from replicax.input._iterator import OptionalBatch as OptionalBatch
+from replicax.input._optional import OptionalBatch as OptionalBatch
 from replicax.input._options import InputOptions as InputOptions
 from replicax.input._plan import InputPlan as InputPlan
 from replicax.input._plan import plan_input as plan_input

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from replicax import errors
 from replicax._threads import Ahead
 from replicax.input._ahead import placed_ahead
+from replicax.input._optional import OptionalBatch
 from replicax.input._positions import cannot_go_back, check_same_source, is_state
 from replicax.input._sources import Distributed
 from replicax.input._words import counted
@@ -19,36 +20,6 @@ if TYPE_CHECKING:
 
 # A batch, the number of its step, and that of the step after.
 _Taken = tuple[Any, int, int]
-
-
-class OptionalBatch:
-    """A batch, or none: what `DistributedIterator.get_next_as_optional` returns."""
-
-    def __init__(self, batches: tuple[Any, ...] = ()) -> None:
-        self._batches = batches
-
-    def has_value(self) -> bool:
-        """Whether there is a batch."""
-        return bool(self._batches)
-
-    def get_value(self) -> Any:
-        """The batch.
-
-        Raises:
-            InvalidArgumentError: There is none.
-        """
-        if self._batches:
-            return self._batches[0]
-        raise errors.InvalidArgumentError(
-            errors.describe(
-                "The optional batch holds none.",
-                why="The dataset had ended when it was taken.",
-                fix="Ask `has_value()` first.",
-            )
-        )
-
-    def __repr__(self) -> str:
-        return f"OptionalBatch({', '.join(map(repr, self._batches))})"
 
 
 class DistributedIterator(Distributed, BatchSource):

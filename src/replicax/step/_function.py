@@ -378,7 +378,8 @@ def function(
 
     Args:
         fn: The function. Its arguments and results are trees of arrays, numbers and per-replica
-            values.
+            values. A whole argument may be the iterator of a distributed dataset: `get_next()`
+            gives another batch in each call.
         donate: Positions or names of arguments whose memory the step may reuse; their arrays are
             deleted. What comes back in the place of a donated argument must be proved mirrored.
         static_argnames: Names of parameters that are no arrays; the function is compiled for each
