@@ -26,7 +26,7 @@ PY := $(VENV)/bin/python
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check bench docs accelerator lock clean
+.PHONY: help demo test test-fast check bench soak docs accelerator lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ check: $(READY) ## style, types, floors, doctests, news, paths
 bench: $(READY) ## what a step and its input cost beside hand-written jax
 	$(PY) benchmarks/overhead.py $(ARGS)
 	$(PY) benchmarks/input.py $(ARGS)
+
+soak: $(READY) ## repeat the faults of workers, and write the table of docs/faults.md
+	$(PY) tools/soak.py $(ARGS)
 
 docs: $(READY) ## build the pages into site/
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict

@@ -12,6 +12,7 @@ number is the status code.
     │   ├── UnknownDeviceError 3
     │   └── CollectiveMismatchError 3 -> drawn below
     ├── DeadlineExceededError (TimeoutError) 4
+    │   └── CollectiveTimeoutError 4
     ├── NotFoundError (LookupError) 5
     ├── AlreadyExistsError (RuntimeError) 6
     ├── PermissionDeniedError (RuntimeError) 7
@@ -21,17 +22,20 @@ number is the status code.
     │   ├── ContextError 9
     │   ├── MixedStrategiesError 9
     │   ├── DevicesStartedError 9
+    │   ├── StartupError 9
     │   └── ReplicaDivergenceError 9
     │       ├── VaryingWriteError 9
     │       ├── VaryingControlFlowError 9
     │       ├── UnusedMaskError 9
     │       └── CollectiveMismatchError 3
     ├── AbortedError (RuntimeError) 10
+    │   └── PreemptedError 10
     ├── OutOfRangeError (RuntimeError) 11
     ├── UnimplementedError (NotImplementedError) 12
     │   └── UnprovenError 12
     ├── InternalError (RuntimeError) 13
     ├── UnavailableError (RuntimeError) 14
+    │   └── WorkerFailedError 14
     └── DataLossError (RuntimeError) 15
 """
 
@@ -48,11 +52,13 @@ from ._origin import call_site as call_site
 from ._origin import is_user_file as is_user_file
 from ._origin import site_of_thread as site_of_thread
 from ._origin import site_of_traceback as site_of_traceback
+from ._remote import worker_failed as worker_failed
 from ._tree import AbortedError as AbortedError
 from ._tree import AlreadyExistsError as AlreadyExistsError
 from ._tree import ArgumentTypeError as ArgumentTypeError
 from ._tree import CancelledError as CancelledError
 from ._tree import CollectiveMismatchError as CollectiveMismatchError
+from ._tree import CollectiveTimeoutError as CollectiveTimeoutError
 from ._tree import ContextError as ContextError
 from ._tree import DataLossError as DataLossError
 from ._tree import DeadlineExceededError as DeadlineExceededError
@@ -64,9 +70,11 @@ from ._tree import MixedStrategiesError as MixedStrategiesError
 from ._tree import NotFoundError as NotFoundError
 from ._tree import OutOfRangeError as OutOfRangeError
 from ._tree import PermissionDeniedError as PermissionDeniedError
+from ._tree import PreemptedError as PreemptedError
 from ._tree import ReplicaDivergenceError as ReplicaDivergenceError
 from ._tree import ReplicaxError as ReplicaxError
 from ._tree import ResourceExhaustedError as ResourceExhaustedError
+from ._tree import StartupError as StartupError
 from ._tree import StructureMismatchError as StructureMismatchError
 from ._tree import UnauthenticatedError as UnauthenticatedError
 from ._tree import UnavailableError as UnavailableError
@@ -77,6 +85,7 @@ from ._tree import UnprovenError as UnprovenError
 from ._tree import UnusedMaskError as UnusedMaskError
 from ._tree import VaryingControlFlowError as VaryingControlFlowError
 from ._tree import VaryingWriteError as VaryingWriteError
+from ._tree import WorkerFailedError as WorkerFailedError
 
 __all__ = [
     "AbortedError",
@@ -86,6 +95,7 @@ __all__ = [
     "CancelledError",
     "Code",
     "CollectiveMismatchError",
+    "CollectiveTimeoutError",
     "ContextError",
     "DataLossError",
     "DeadlineExceededError",
@@ -98,9 +108,11 @@ __all__ = [
     "Origin",
     "OutOfRangeError",
     "PermissionDeniedError",
+    "PreemptedError",
     "ReplicaDivergenceError",
     "ReplicaxError",
     "ResourceExhaustedError",
+    "StartupError",
     "StructureMismatchError",
     "Table",
     "UnauthenticatedError",
@@ -112,6 +124,7 @@ __all__ = [
     "UnusedMaskError",
     "VaryingControlFlowError",
     "VaryingWriteError",
+    "WorkerFailedError",
     "call_site",
     "describe",
     "error_class",
@@ -119,6 +132,7 @@ __all__ = [
     "is_user_file",
     "site_of_thread",
     "site_of_traceback",
+    "worker_failed",
 ]
 
 # Tracebacks and pickles name the public path, wherever a class is written.

@@ -210,5 +210,48 @@ class CollectiveMismatchError(ReplicaDivergenceError, InvalidArgumentError):
     code = Code.INVALID_ARGUMENT
 
 
+class WorkerFailedError(UnavailableError):
+    """Another worker of the job failed first, and this one stopped waiting for it.
+
+    Where the other worker raised an exception whose class is also found here, the error is an
+    instance of that class too, so `except KeyError` catches a remote `KeyError`.
+
+    Attributes:
+        kind: How it failed: `exception` (it raised), `signal` (it was killed), `exit` (it left
+            early), `lost` (its connection broke), `frozen` (no sign of life), `stall` (its Python
+            code stood still while others waited) or `never came`.
+        remote_traceback: The traceback of the other worker, where it raised.
+
+    Examples:
+        >>> error = WorkerFailedError("Worker 1 was killed.", origin=Origin(task=1), kind="signal")
+        >>> error.kind, error.origin.task, error.remote_traceback
+        ('signal', 1, None)
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        origin: Origin | None = None,
+        kind: str = "lost",
+        remote_traceback: str | None = None,
+    ) -> None:
+        super().__init__(message, origin=origin)
+        self.kind = kind
+        self.remote_traceback = remote_traceback
+
+
+class CollectiveTimeoutError(DeadlineExceededError):
+    """A collective did not end within its time-out: some worker is late, or in another one."""
+
+
+class StartupError(FailedPreconditionError):
+    """The workers of a job could not start together: one is missing, or they do not match."""
+
+
+class PreemptedError(AbortedError):
+    """The job was told to leave, and has saved what it had to save."""
+
+
 class UnprovenError(UnimplementedError):
     """The proof cannot be made: an unknown primitive, or a leaked tracer."""

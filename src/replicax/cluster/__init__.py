@@ -1,0 +1,61 @@
+"""Cluster: who belongs to a job of several workers, how they start, and how long they wait.
+
+Floor 1 of the design. Bulk data goes through compiled programs; messages between workers carry
+names, shapes, plans and digests, which they compare before they compute together.
+"""
+
+from __future__ import annotations
+
+from ._agreement import agree as agree
+from ._cluster_spec import ClusterSpec as ClusterSpec
+from ._failure import Failure as Failure
+from ._gather import gather as gather
+from ._gather import guard as guard
+from ._gather import is_alone as is_alone
+from ._joining import join_cluster as join_cluster
+from ._launcher import LaunchOptions as LaunchOptions
+from ._launcher import launch as launch
+from ._master import Master as Master
+from ._master_process import MasterProcess as MasterProcess
+from ._resolvers import CloudTPUResolver as CloudTPUResolver
+from ._resolvers import ClusterResolver as ClusterResolver
+from ._resolvers import KubernetesResolver as KubernetesResolver
+from ._resolvers import OpenMPIResolver as OpenMPIResolver
+from ._resolvers import SimpleResolver as SimpleResolver
+from ._resolvers import SlurmResolver as SlurmResolver
+from ._resolvers import TFConfigResolver as TFConfigResolver
+from ._resolvers import TorchrunResolver as TorchrunResolver
+from ._resolvers import UnionResolver as UnionResolver
+from ._resolvers import detect_cluster as detect_cluster
+from ._resolvers import expand_hostlist as expand_hostlist
+from ._runtime import Runtime as Runtime
+from ._runtime import runtime as runtime
+from ._timeouts import Timeouts as Timeouts
+
+__all__ = [
+    "CloudTPUResolver",
+    "ClusterResolver",
+    "ClusterSpec",
+    "Failure",
+    "KubernetesResolver",
+    "LaunchOptions",
+    "Master",
+    "MasterProcess",
+    "OpenMPIResolver",
+    "Runtime",
+    "SimpleResolver",
+    "SlurmResolver",
+    "TFConfigResolver",
+    "Timeouts",
+    "TorchrunResolver",
+    "UnionResolver",
+    "agree",
+    "detect_cluster",
+    "expand_hostlist",
+    "gather",
+    "guard",
+    "is_alone",
+    "join_cluster",
+    "launch",
+    "runtime",
+]

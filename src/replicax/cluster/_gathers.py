@@ -1,0 +1,85 @@
+"""Meetings of all workers on the control channel, as the master keeps them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+from ._frames import MAX_BODY, pack, packed
+
+Key = tuple[str, int]
+Send = Callable[[int, bytes], None]
+
+
+@dataclasses.dataclass
+class _Meeting:
+    deadline: float
+    timeout: float
+    brought: dict[int, Any] = dataclasses.field(default_factory=dict)
+
+
+class Gathers:
+    """The meetings that are open. The n-th call with a name meets the n-th call elsewhere.
+
+    Args:
+        world_size: Number of workers.
+        send: Sends a frame to a worker.
+    """
+
+    def __init__(self, world_size: int, send: Send) -> None:
+        self._world_size = world_size
+        self._send = send
+        self._open: dict[Key, _Meeting] = {}
+
+    def bring(self, rank: int, key: Key, data: Any, timeout: float, now: float) -> None:
+        """A worker has come to a meeting; the last one ends it."""
+        meeting = self._open.setdefault(key, _Meeting(now + timeout, timeout))
+        meeting.brought[rank] = data
+        if len(meeting.brought) < self._world_size:
+            return
+        del self._open[key]
+        body = json.dumps(
+            {
+                "kind": "gathered",
+                "name": key[0],
+                "number": key[1],
+                "data": [meeting.brought[each] for each in range(self._world_size)],
+            },
+            separators=(",", ":"),
+        ).encode()
+        frame = packed(body, limit=result_limit(self._world_size))
+        for each in range(self._world_size):
+            self._send(each, frame)
+
+    def late(self, now: float) -> list[tuple[Key, float, list[int]]]:
+        """The meetings whose time is over: key, seconds waited, who did not come."""
+        over = [key for key, meeting in self._open.items() if now >= meeting.deadline]
+        return [(key, self._open[key].timeout, self._missing(key)) for key in over]
+
+    def dismiss(self, key: Key, why: str) -> None:
+        """Sends those who came to a meeting home."""
+        missing = self._missing(key)
+        meeting = self._open.pop(key)
+        frame = pack("ungathered", name=key[0], number=key[1], missing=missing, why=why)
+        for rank in meeting.brought:
+            self._send(rank, frame)
+
+    def dismiss_all(self, why: str) -> None:
+        """Sends all who wait home: somebody has left who will never come."""
+        for key in list(self._open):
+            self.dismiss(key, why)
+
+    def waiting_for(self, rank: int) -> list[Key]:
+        """The meetings that a worker has not come to."""
+        return [key for key, meeting in self._open.items() if rank not in meeting.brought]
+
+    def _missing(self, key: Key) -> list[int]:
+        brought = self._open[key].brought
+        return [rank for rank in range(self._world_size) if rank not in brought]
+
+
+def result_limit(world_size: int) -> int:
+    """Bytes of the longest message from the master: all that the workers may bring at once."""
+    return MAX_BODY * (world_size + 1)
