@@ -7,10 +7,12 @@ or it raises an error that names what differs.
 import importlib as _importlib
 import typing as _typing
 
+from replicax import cluster as cluster
 from replicax import data as data
 from replicax import devices as devices
 from replicax import errors as errors
 from replicax import metrics as metrics
+from replicax.cluster import Timeouts as Timeouts
 from replicax.collectives import CommunicationImplementation as CommunicationImplementation
 from replicax.collectives import CommunicationOptions as CommunicationOptions
 from replicax.collectives import ReduceOp as ReduceOp
@@ -30,6 +32,7 @@ from replicax.step import register_primitive as register_primitive
 from replicax.step import value_and_grad as value_and_grad
 from replicax.strategies import CentralStorageStrategy as CentralStorageStrategy
 from replicax.strategies import MirroredStrategy as MirroredStrategy
+from replicax.strategies import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from replicax.strategies import OneDeviceStrategy as OneDeviceStrategy
 from replicax.strategies import Strategy as Strategy
 from replicax.strategies import ValueContext as ValueContext
@@ -51,11 +54,12 @@ from replicax.verify import check_replicas_equal as check_replicas_equal
 
 if _typing.TYPE_CHECKING:
     from replicax import checkpoint as checkpoint
+    from replicax import testing as testing
 else:
 
     def __getattr__(name: str) -> _typing.Any:
-        """Import `checkpoint` at its first use: it loads Orbax, which takes a second."""
-        if name == "checkpoint":
+        """Import what is not always needed at its first use: `checkpoint` loads Orbax, a second."""
+        if name in ("checkpoint", "testing"):
             return _importlib.import_module(f"replicax.{name}")
         raise AttributeError(f"module 'replicax' has no attribute {name!r}")
 
@@ -81,18 +85,21 @@ __all__ = [
     "Mirrored",
     "MirroredStrategy",
     "MirroredVariable",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "PerReplica",
     "ReduceOp",
     "ReplicaContext",
     "Strategy",
     "SyncOnReadVariable",
+    "Timeouts",
     "ValueContext",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
     "check_replicas_equal",
     "checkpoint",
+    "cluster",
     "compute_average_loss",
     "data",
     "devices",
@@ -104,6 +111,7 @@ __all__ = [
     "in_cross_replica_context",
     "metrics",
     "register_primitive",
+    "testing",
     "value_and_grad",
 ]
 

@@ -135,9 +135,9 @@ def test_at_every_step_of_a_pipelines_own_stream(policy):
         states, expected = states_and_rows([first], EPOCHS)
         for taken, state in states:
             assert remaining([make()[i]], state, EPOCHS) == expected[taken:]
-            for others in (make()[1 - i], *pipelines_of(shuffled(11, 5), 1, 2)):
+            for whole in pipelines_of(shuffled(11, 5), 1, 2):
                 with pytest.raises(rx.errors.InvalidArgumentError, match="stream"):
-                    iter(others).set_state(state)
+                    iter(whole).set_state(state)
 
 
 class Loop:

@@ -10,6 +10,7 @@ from replicax.checkpoint._leaves import Leaves, find_leaves
 from replicax.checkpoint._records import Record, data_of, record_of
 from replicax.checkpoint._restoration import Restoration, RestoreStatus, Saved
 from replicax.checkpoint._storage import local_path, read, require_writable, write
+from replicax.checkpoint._workers import by_each_worker, by_one_worker, meet_to_save
 from replicax.input import DistributedIterator
 from replicax.values import Frame, current_frame, entered
 
@@ -108,9 +109,11 @@ class Checkpoint:
         """Save all leaves of the objects.
 
         The checkpoint at `path` is replaced once the new one is complete. If the process ends
-        before, the old one is still there.
+        before, the old one is still there. In a job of several workers all call it, and worker 0
+        writes; either all return, or all raise.
 
         Context: cross-replica, or outside of every scope; not inside an `rx.function`.
+        Collective: yes.
 
         Args:
             path: A folder of a local file system, which holds a checkpoint, is empty, or does not
@@ -124,30 +127,33 @@ class Checkpoint:
         """
         _require_context("save")
         target = local_path(path)
-        require_writable(target)
+        by_one_worker(lambda: require_writable(target), "Checkpoint.save")
         with entered(Frame(None)):
             leaves = find_leaves(self.objects)
             _refuse_followed(leaves)
             values = {name: leaf.value for name, leaf in leaves.found.items()}
             records = {name: record_of(name, value) for name, value in values.items()}
+            manifest = {
+                "leaves": {name: record.to_json() for name, record in records.items()},
+                "aliases": leaves.aliases,
+            }
+            meet_to_save(manifest)
             arrays = {
                 name: data_of(values[name], record)
                 for name, record in records.items()
                 if record.has_data
             }
-        manifest = {
-            "leaves": {name: record.to_json() for name, record in records.items()},
-            "aliases": leaves.aliases,
-        }
-        write(target, manifest, arrays)
+        by_one_worker(lambda: write(target, manifest, arrays), f"saving {str(target)!r}")
 
     def restore(self, path: str | os.PathLike[str]) -> RestoreStatus:
         """Restore all leaves of the objects; all of them or, with an error, none.
 
         Values in the checkpoint that no object has a place for wait for variables. Another
-        `restore` of this `Checkpoint` ends the waiting of the one before.
+        `restore` of this `Checkpoint` ends the waiting of the one before. In a job of several
+        workers all call it, and each reads the checkpoint; either all return, or all raise.
 
         Context: cross-replica, or outside of every scope; not inside an `rx.function`.
+        Collective: yes.
 
         Args:
             path: A path that was given to `save`.
@@ -166,7 +172,7 @@ class Checkpoint:
         """
         _require_context("restore")
         source = local_path(path)
-        manifest, arrays = read(source)
+        manifest, arrays = by_each_worker(lambda: read(source), f"restoring {str(source)!r}")
         records = {name: Record.from_json(fields) for name, fields in manifest["leaves"].items()}
         saved = Saved(str(source), records, manifest["aliases"], arrays)
         restoration = Restoration(self, saved)

@@ -13,6 +13,8 @@ import numpy as np
 from replicax import errors
 from replicax.input import DistributedIterator
 from replicax.values import PerReplica, Variable, VariableAggregation
+from replicax.values._exchange import all_components
+from replicax.values._mesh import placed_by_processes
 
 _NUMBERS = {cls.__name__: cls for cls in (bool, int, float, complex)}
 
@@ -99,7 +101,10 @@ def record_of(path: str, leaf: Any) -> Record:
 def data_of(leaf: Any, record: Record) -> np.ndarray[Any, Any]:
     """The numbers of a leaf, on the host: ``[...]``, or ``[copies, ...]``."""
     if record.copies is not None:
-        return np.stack([_on_host(copy) for copy in leaf.values])
+        copies = leaf.per_replica()
+        if leaf.strategy is not None:
+            copies = all_components(leaf.strategy.replica_mesh, copies)
+        return np.stack([_on_host(copy) for copy in copies.values])
     return _on_host(_value_of(leaf))
 
 
@@ -122,7 +127,10 @@ def assign(leaf: Any, record: Record, data: np.ndarray[Any, Any] | None) -> None
     if record.copies is None:
         leaf.assign(_from_host(data, record))
     else:
-        leaf.assign(PerReplica([_from_host(copy, record) for copy in data]))
+        copies = [_from_host(copy, record) for copy in data]
+        strategy = leaf.strategy
+        here = range(len(copies)) if strategy is None else strategy.replica_mesh.local_replicas
+        leaf.assign(PerReplica([copies[i] for i in here]))
 
 
 def like(leaf: Any, record: Record, data: np.ndarray[Any, Any] | None) -> Any:
@@ -143,7 +151,8 @@ def like(leaf: Any, record: Record, data: np.ndarray[Any, Any] | None) -> Any:
     if isinstance(leaf, np.ndarray):
         return data.copy()
     value = _from_host(data, record)
-    return jax.device_put(value, leaf.sharding) if leaf.committed else jnp.asarray(value)
+    array = jnp.asarray(value)
+    return placed_by_processes(array, leaf.sharding) if leaf.committed else array
 
 
 def _num_copies(variable: Variable) -> int | None:

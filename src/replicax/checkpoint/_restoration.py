@@ -132,7 +132,7 @@ class Restoration:
             for path, (value, home) in found.items()
             if not isinstance(value, IN_PLACE)
         }
-        with entered(Frame(None)):  # not as a write of whoever caused it
+        with entered(Frame(None, agreed=True)):  # not as a write of whoever caused it
             for value, home in found.values():
                 if isinstance(value, IN_PLACE):
                     assign(value, *self._content(home))

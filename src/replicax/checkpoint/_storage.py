@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 
 from replicax import errors
+from replicax.cluster import is_alone
 
 FORMAT = "replicax.checkpoint"
 VERSION = 1
@@ -88,7 +90,7 @@ def write(path: Path, manifest: dict[str, Any], arrays: Arrays) -> None:
         items = {"manifest": ocp.args.JsonSave({"format": FORMAT, "version": VERSION, **manifest})}
         if arrays:
             items["arrays"] = ocp.args.StandardSave(arrays)
-        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        with _checkpointer() as checkpointer:
             checkpointer.save(commit, args=ocp.args.Composite(**items))
         _remove_all_but(path, {commit})
     except Exception as error:
@@ -126,7 +128,7 @@ def read(path: Path) -> tuple[dict[str, Any], Arrays]:
 
 
 def _read_commit(commit: Path) -> tuple[dict[str, Any], Arrays]:
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+    with _checkpointer() as checkpointer:
         wanted = ocp.args.Composite(manifest=ocp.args.JsonRestore())
         manifest = dict(checkpointer.restore(commit, args=wanted).manifest)
         if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
@@ -143,6 +145,20 @@ def _read_commit(commit: Path) -> tuple[dict[str, Any], Arrays]:
         wanted = ocp.args.Composite(arrays=ocp.args.StandardRestore())
         arrays = checkpointer.restore(commit, args=wanted).arrays
         return manifest, {name: np.asarray(array) for name, array in arrays.items()}
+
+
+def _checkpointer() -> Any:
+    """Orbax's own, for this process alone: workers meet in `_workers`, not there."""
+    if is_alone():
+        return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    here = jax.process_index()
+    options = ocp.options.MultiprocessingOptions(
+        primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"worker{here}"
+    )
+    handler = ocp.CompositeCheckpointHandler(
+        composite_options=ocp.CompositeOptions(multiprocessing_options=options)
+    )
+    return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
 def _latest(path: Path) -> Path:

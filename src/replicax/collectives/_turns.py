@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from replicax.cluster import guard
+
 IN_FLIGHT = 32
 """How many steps of one chain may be under way. With hundreds, the same dead-lock was seen."""
 
@@ -33,7 +35,8 @@ class Turns:
         """Wait until no program is under way."""
         output, self.output, self.in_a_row = self.output, None, 0
         if output is not None and not output.is_deleted():
-            output.block_until_ready()
+            with guard():
+                output.block_until_ready()
 
 
 TURNS = Turns()

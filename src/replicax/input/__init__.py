@@ -5,7 +5,6 @@ them on the devices ahead of the step.
 """
 
 from replicax.data import from_files as files
-from replicax.input._agreement import check_plans_agree as check_plans_agree
 from replicax.input._distributed import INFINITE as INFINITE
 from replicax.input._distributed import UNKNOWN as UNKNOWN
 from replicax.input._distributed import DistributedDataset as DistributedDataset
@@ -32,7 +31,6 @@ __all__ = [
     "InputPlan",
     "InputReplicationMode",
     "OptionalBatch",
-    "check_plans_agree",
     "distribute",
     "files",
     "from_function",

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import jax
 
 from replicax import errors
+from replicax.input._agreed import AgreedFeed, agree_on_plan
 from replicax.input._iterator import DistributedIterator, require_outside
 from replicax.input._options import InputOptions, checked_options
 from replicax.input._plan import InputPlan, plan_input
@@ -190,5 +191,12 @@ def distribute(
                 fix="Leave it out, or use `strategy.distribute_datasets_from_function`.",
             )
         )
-    plan = plan_input(dataset, mesh.num_replicas, options)
-    return DistributedDataset(plan, mesh, options, plan)
+    plan = plan_input(
+        dataset, mesh.num_local_replicas, options, mesh.num_processes, mesh.process_number
+    )
+    feed: Feed = plan
+    if mesh.spans_processes:
+        counts = agree_on_plan(plan)
+        if not plan.is_known_to_all:
+            feed = AgreedFeed(plan, plan.remainder, counts)
+    return DistributedDataset(feed, mesh, options, plan)

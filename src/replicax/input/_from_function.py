@@ -11,7 +11,9 @@ import jax
 import numpy as np
 
 from replicax import errors
+from replicax.cluster import agree
 from replicax.data import Dataset
+from replicax.input._agreed import AgreedFeed
 from replicax.input._as_elements import from_batches, is_from_library
 from replicax.input._distributed import DistributedDataset
 from replicax.input._facts import facts_of
@@ -87,10 +89,22 @@ def from_function(
                 "`context.get_per_replica_batch_size(global_batch_size)`.",
             )
         )
-    n = mesh.num_replicas
-    count = n if options.replication_mode is InputReplicationMode.PER_REPLICA else 1
-    streams = [_checked_batches(fn(InputContext(count, i, n))) for i in range(count)]
-    return DistributedDataset(Rounds(streams, n, options.remainder), mesh, options)
+    if options.replication_mode is InputReplicationMode.PER_REPLICA:
+        count, ids = mesh.num_replicas, list(mesh.local_replicas)
+    else:
+        count, ids = mesh.num_processes, [mesh.process_number]
+    contexts = [InputContext(count, i, mesh.num_replicas) for i in ids]
+    streams = [_checked_batches(fn(context)) for context in contexts]
+    rounds = Rounds(streams, mesh.num_local_replicas, options.remainder)
+    if not mesh.spans_processes:
+        return DistributedDataset(rounds, mesh, options)
+    records = agree(
+        "distribute_datasets_from_function",
+        {"remainder": options.remainder, "is without end": rounds.is_infinite},
+        untold={"steps": rounds.num_steps},
+    )
+    feed = AgreedFeed(rounds, options.remainder, [record["steps"] for record in records])
+    return DistributedDataset(feed, mesh, options)
 
 
 class Rounds:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from replicax import errors
 from replicax._threads import Ahead
-from replicax.input._ahead import placed_ahead
+from replicax.input._agreed import AgreedFeed
+from replicax.input._ahead import placed_ahead, placed_together
 from replicax.input._optional import OptionalBatch
 from replicax.input._positions import cannot_go_back, check_same_source, is_state
 from replicax.input._sources import Distributed
@@ -147,9 +148,11 @@ class DistributedIterator(Distributed, BatchSource):
         dataset = self._dataset
         if dataset._feed.is_once and dataset._shared is not None:
             return dataset._shared
-        batches = placed_ahead(
-            dataset._feed.read(self._epoch, self._step), dataset._mesh, dataset._options.prefetch
-        )
+        feed, mesh, prefetch = dataset._feed, dataset._mesh, dataset._options.prefetch
+        if isinstance(feed, AgreedFeed):
+            batches = placed_together(feed, self._epoch, self._step, mesh, prefetch)
+        else:
+            batches = placed_ahead(feed.read(self._epoch, self._step), mesh, prefetch)
         if dataset._feed.is_once:  # What the thread has taken must not be lost with an iterator.
             dataset._shared = batches
         return batches

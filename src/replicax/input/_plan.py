@@ -14,7 +14,7 @@ from replicax.input._facts import digest, facts_of
 from replicax.input._options import InputOptions, Remainder, checked_options
 from replicax.input._policies import AutoShardPolicy
 from replicax.input._sharing import Sharing, share_out
-from replicax.input._sources import Elements, Plain, RowIds
+from replicax.input._sources import Elements, Plain, RowIds, digest_of_first
 from replicax.input._split import HostBatch, cut
 from replicax.input._words import counted, listed
 
@@ -160,32 +160,39 @@ class InputPlan:
 
     # -- agreement -------------------------------------------------------------
 
-    def summary(self) -> dict[str, Any]:
-        """What the plans of all workers have in common, and the `pipeline_id`.
+    @property
+    def is_known_to_all(self) -> bool:
+        """Whether pipelines that agree on the plan know each other's steps and rows."""
+        return self._sharing.is_whole and self._source.num_elements is not None
 
-        It can be written as JSON; `rx.input.check_plans_agree` compares those of all workers.
-        """
-        return {
-            "pipeline_id": self.pipeline_id,
-            "num_pipelines": self.num_pipelines,
-            "num_replicas": self.num_replicas,
-            "global_batch_size": self.global_batch_size,
+    def common_facts(self) -> dict[str, Any]:
+        """What all pipelines must agree on, in terms of JSON."""
+        facts: dict[str, Any] = {
+            "global batch": self.global_batch_size,
+            "replica's share": self.per_replica_batch_size,
+            "replicas": self.num_replicas,
+            "pipelines": self.num_pipelines,
             "policy": self.policy.name,
             "remainder": self.remainder,
-            **self._facts,
+            "is without end": self.is_infinite,
         }
+        if self.policy is not AutoShardPolicy.OFF or self.num_pipelines == 1:
+            facts |= self._facts  # Under OFF, each pipeline may read a dataset of its own.
+        return facts
+
+    def first_batch(self) -> str | None:
+        """A digest of the first batch where all pipelines read the same; None if not known."""
+        return digest_of_first(self._source) if self._sharing.is_whole else None
 
     def digest(self) -> str:
         """A number of what all pipelines must agree on, as 16 hexadecimal digits."""
-        common = self.summary()
-        del common["pipeline_id"]
-        return digest([json.dumps(common).encode()])
+        return digest([json.dumps(self.common_facts()).encode()])
 
     def source_facts(self) -> dict[str, Any]:
         """What a position in the dataset depends on; the number of replicas is no part of it."""
         facts = {"batch_size": self.global_batch_size, **self._facts}
         if not self._sharing.is_whole:  # Positions count the pipeline's own steps.
-            facts["stream"] = [self.policy.name, self.pipeline_id, self.num_pipelines]
+            facts["stream"] = [self.policy.name, self.num_pipelines]
         return facts
 
     @functools.cached_property

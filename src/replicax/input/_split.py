@@ -70,7 +70,7 @@ class Seats:
 
 @dataclass(frozen=True)
 class HostBatch:
-    """One step's rows of this process, on the host.
+    """One step's rows of this process's replicas, on the host.
 
     Attributes:
         structure: The tree of the batch.
@@ -82,15 +82,37 @@ class HostBatch:
     stacked: list[np.ndarray[Any, Any]]
     rows: np.ndarray[Any, Any] | None
 
+    @property
+    def share(self) -> int:
+        """Rows of one replica's array, with padding."""
+        return self.stacked[0].shape[1] if self.stacked else 0
+
+    @property
+    def counts(self) -> np.ndarray[Any, Any]:
+        """i32[num_replicas], the numbers of real rows."""
+        if self.rows is not None:
+            return self.rows
+        return np.full(self.stacked[0].shape[0] if self.stacked else 0, self.share, np.int32)
+
     def place(self, mesh: ReplicaMesh) -> Any:
         """Put row `i` of every leaf on replica `i`: the tree with `PerReplica` leaves."""
+        rows: Any = self.rows
+        if rows is not None and mesh.spans_processes:
+            rows = _on_replicas(rows, mesh)
         return self.structure.unflatten(
-            [PerReplica.from_stacked(_on_replicas(x, mesh), self.rows) for x in self.stacked]
+            [PerReplica.from_stacked(_on_replicas(x, mesh), rows) for x in self.stacked]
         )
 
 
 def _on_replicas(stacked: np.ndarray[Any, Any], mesh: ReplicaMesh) -> jax.Array:
     # A third of the time that `jax.device_put` takes with a sharding.
+    if mesh.spans_processes:
+        first = mesh.local_replicas[0]
+        return jax.make_array_from_callback(
+            (mesh.num_replicas, *stacked.shape[1:]),
+            mesh.stacked,
+            lambda index: stacked[(index or ())[0].start - first][None],
+        )
     return jax.make_array_from_callback(
         stacked.shape, mesh.stacked, lambda index: stacked[index or ()]
     )

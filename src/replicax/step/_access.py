@@ -157,6 +157,10 @@ class FunctionTrace(TracedVariables):
 
 def constant(array: jax.Array) -> Any:
     """The array as a constant of a trace, which lies on no devices."""
+    if not (array.is_fully_addressable or array.is_fully_replicated):
+        # The copies of a new variable are equal, and some lie in other processes.
+        with jax.ensure_compile_time_eval():
+            return constant(jnp.broadcast_to(array.addressable_data(0), array.shape))
     if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return np.asarray(array)
     with jax.ensure_compile_time_eval():

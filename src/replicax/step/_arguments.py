@@ -14,6 +14,7 @@ import numpy as np
 from replicax import errors
 from replicax.values import DistributedValues, Mirrored, PerReplica, StrategyLike, Variable
 from replicax.values._combine import as_array
+from replicax.values._workers import check_count
 
 
 @dataclass(frozen=True)
@@ -158,19 +159,12 @@ def stack_components(components: Sequence[Any], label: str = "a per-replica valu
     return np.stack([np.asarray(array) for array in arrays])
 
 
-def check_components(strategy: StrategyLike, leaf: Leaf) -> None:
+def check_components(strategy: StrategyLike, leaf: Leaf, *, is_compiled: bool = False) -> None:
     """Check that a per-replica leaf has one component a replica.
 
     Raises:
         InvalidArgumentError: It has more or fewer.
+        UnimplementedError: In a compiled step, it has the components of one process of several.
     """
-    count = leaf.value.num_components
-    if count != strategy.num_replicas_in_sync:
-        raise errors.InvalidArgumentError(
-            errors.describe(
-                f"{leaf.label[0].upper()}{leaf.label[1:]} is {leaf.value!r} with {count} "
-                f"components, but {strategy.name} has {strategy.num_replicas_in_sync} replicas.",
-                fix="Make it with this strategy: `strategy.distribute_dataset` or "
-                "`strategy.distribute_values_from_function`.",
-            )
-        )
+    what = f"{leaf.label[0].upper()}{leaf.label[1:]} is {leaf.value!r}"
+    check_count(strategy, leaf.value, what, is_compiled=is_compiled)

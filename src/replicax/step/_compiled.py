@@ -155,7 +155,7 @@ def _operand(strategy: StrategyLike, leaf: Leaf) -> _Operand:
         aval = jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=array.weak_type)
         return _Operand(array, aval, PartitionSpec(), None)
     value: PerReplica = leaf.value
-    check_components(strategy, leaf)
+    check_components(strategy, leaf, is_compiled=True)
     stacked = value.stacked
     if stacked is None:
         stacked = stack_components(value.values, leaf.label)

@@ -140,7 +140,7 @@ class CompiledReplicaContext(ReplicaContext):
                 return leaf
             if leaf.local is not None:
                 return leaf.local
-            check_components(self.strategy, Leaf(leaf, "merge_call's result"))
+            check_components(self.strategy, Leaf(leaf, "merge_call's result"), is_compiled=True)
             return jnp.stack(leaf.values)[self.replica_id_in_sync_group]
 
         args, kwargs = jax.tree.map(outwards, (args, kwargs))

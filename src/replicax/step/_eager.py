@@ -30,6 +30,7 @@ from replicax.step._eager_context import (
     check_same_variable,
 )
 from replicax.step._eager_variables import EagerVariables, commit
+from replicax.step._eager_workers import EagerWorkers, Verdict
 from replicax.step._results import flatten_result, remember, remember_rows
 from replicax.step._rows import LocalRows
 from replicax.step._state import check_fed_back
@@ -89,7 +90,9 @@ class _Run:
             for array in jax.tree.leaves(parts[0])[:1]
         }
         self.plain = {(leaf.value.shape, leaf.value.dtype) for leaf in self.leaves if leaf.is_array}
-        self.variables = [EagerVariables(strategy, i) for i in range(len(self.mesh.devices))]
+        self.devices = self.mesh.local_devices
+        self.variables = [EagerVariables(strategy, i) for i in range(len(self.devices))]
+        self.workers = EagerWorkers(strategy) if self.mesh.spans_processes else None
         self.contexts: dict[int, EagerReplicaContext] = {}
         self.before_merges: dict[Variable, jax.Array] = {}
         self.settings = current_settings()
@@ -97,21 +100,35 @@ class _Run:
     def execute(self) -> Any:
         """Run all replicas and combine their results."""
         strategy: Any = self.strategy
-        bodies = [functools.partial(self._replica, i) for i in range(len(self.mesh.devices))]
+        bodies = [functools.partial(self._replica, i) for i in range(len(self.devices))]
         try:
             results = run_replicas(
                 bodies,
                 self._serve,
                 timeout_seconds=strategy.communication_options.timeout_seconds,
-                names=[f"replica {i}" for i in range(len(bodies))],
+                names=[f"replica {i}" for i in self.mesh.local_replicas],
             )
             self._check_rows_were_counted(results)
-            combined = regroup(results, self._combined)
-            commit(self.variables)
-        except BaseException:
+            combined = self._combined_results(results)
+            self._commit()
+        except BaseException as error:
             self._undo_merges()
+            if self.workers is not None:
+                self.workers.failed(error)
             raise
         return combined
+
+    def _combined_results(self, results: Sequence[Any]) -> Any:
+        if self.workers is None:
+            return regroup(results, self._combined)
+        regroup(results, lambda values: values[0])  # Refuses different structures.
+        verdict = self.workers.verdicts(results)
+        return regroup(results, lambda values: self._combined(values, verdict()))
+
+    def _commit(self) -> None:
+        if self.workers is not None:
+            self.workers.check_writes(self.variables)
+        commit(self.variables)
 
     def _check_rows_were_counted(self, results: Sequence[Any]) -> None:
         """Refuse a step that combines replicas with different numbers of rows as if all were alike.
@@ -122,7 +139,7 @@ class _Run:
         asked = any(context._rows.mask_was_used for context in self.contexts.values())
         if self.uneven is None or asked:
             return
-        counts = np.asarray(self.uneven.value.rows).tolist()
+        counts = self.uneven.value.row_counts
         has_written = any(variables.stored for variables in self.variables)
         if self.has_met or has_written or _lost_rows(results, counts):
             raise _rows_not_counted(self.uneven, counts)
@@ -134,50 +151,55 @@ class _Run:
                 variable._value = value
                 mark_lent(variable)  # The user may have read it before the run.
 
-    def _replica(self, replica: int, meet: Meet) -> Any:
-        device = self.mesh.devices[replica]
+    def _replica(self, place: int, meet: Meet) -> Any:
+        device = self.devices[place]
+        replica = self.mesh.local_replicas[place]
         context = EagerReplicaContext(
             self.strategy, LocalRows(may_differ=True), replica, meet, device
         )
-        self.contexts[replica] = context
+        self.contexts[place] = context
         frame = Frame(
             self.strategy,
             replica=None if self.updating else context,
-            access=self.variables[replica],
+            access=self.variables[place],
             updating=self.updating,
         )
         with settings(self.settings), jax.default_device(device), entered(frame):
             inputs = [
-                self._input(leaf, components, replica, device)
+                self._input(leaf, components, place, device)
                 for leaf, components in zip(self.leaves, self.components, strict=True)
             ]
             args, kwargs = self.structure.unflatten(inputs)
             _, values, structure = flatten_result(self.fn(*args, **kwargs))
             return structure.unflatten(values)
 
-    def _input(self, leaf: Leaf, components: Any, replica: int, device: jax.Device) -> Any:
+    def _input(self, leaf: Leaf, components: Any, place: int, device: jax.Device) -> Any:
         if components is None:
-            return self._placed(leaf.value, replica, device)
+            return self._placed(leaf.value, place, device)
         # Numbers become arrays, as they are in compiled steps.
         return jax.tree.map(
-            lambda x: self._placed(jnp.asarray(x) if _is_number(x) else x, replica, device),
-            components[replica],
+            lambda x: self._placed(jnp.asarray(x) if _is_number(x) else x, place, device),
+            components[place],
         )
 
-    def _placed(self, value: Any, replica: int, device: jax.Device) -> Any:
+    def _placed(self, value: Any, place: int, device: jax.Device) -> Any:
         if isinstance(value, jax.Array) and self.mesh.holds_mirrored(value):
-            return self.mesh.components(value)[replica]
+            return self.mesh.components(value)[place]
         if isinstance(value, (jax.Array, np.ndarray, np.generic)):
             return jax.device_put(jnp.asarray(value), device)
         return value
 
-    def _combined(self, values: Sequence[Any]) -> Any:
-        """One result from the replicas' results at one place."""
+    def _combined(self, values: Sequence[Any], verdict: Verdict | None = None) -> Any:
+        """One result from the replicas' results at one place, and what is known of others'."""
         if any(not isinstance(value, jax.Array) for value in values):
             same = all(type(v) is type(values[0]) and v == values[0] for v in values)
+            same = same if verdict is None else verdict.is_common
             return values[0] if same else PerReplica(tuple(values))
-        if not all(same_bits(values[0], other) for other in values[1:]):
+        is_common = verdict.is_common if verdict is not None else _are_same(values)
+        if not is_common:
             cause = Provenance(self.memory.number, "the replicas' bits differ")
+            if verdict is not None and verdict.is_alike:
+                return PerReplica.from_stacked(self.mesh.from_rows(values), None, cause)
             return PerReplica(tuple(values)).came_from(cause)
         mirrored = self.mesh.from_components(values)
         if not self.contexts[0].has_received(values[0]):
@@ -193,6 +215,10 @@ class _Run:
 
     def _serve(self, requests: list[Request]) -> list[Any]:
         self.has_met = self.has_met or requests[0].entry.kind != "create_variable"
+        devices = self.devices
+        if self.workers is not None:
+            requests = self.workers.together(requests)
+            devices = self.workers.devices
         if requests[0].entry.kind == "merge_call":
             return self._serve_merge(requests)
         if requests[0].entry.kind == "create_variable":
@@ -205,18 +231,18 @@ class _Run:
         sites = [request.entry.call_site for request in requests]
         trees = [request.payload[0].structure for request in requests]
         common: dict[str, Any] = {"call_sites": sites, "structures": trees}
-        devices = self.mesh.devices
         match collective.kind:
             case "all_reduce":
-                return local.all_reduce(collective.op, per_replica, devices, **common)
+                answers = local.all_reduce(collective.op, per_replica, devices, **common)
             case "all_gather":
-                return local.all_gather(per_replica, collective.axis, devices, **common)
+                answers = local.all_gather(per_replica, collective.axis, devices, **common)
             case "reduce_scatter":
-                return local.reduce_scatter(
+                answers = local.reduce_scatter(
                     collective.op, per_replica, collective.axis, devices, **common
                 )
             case _:
-                return local.broadcast(per_replica, collective.source, devices, **common)
+                answers = local.broadcast(per_replica, collective.source, devices, **common)
+        return answers if self.workers is None else self.workers.own(answers)
 
     def _serve_merge(self, requests: list[Request]) -> list[Any]:
         """Call the merge function once, in cross-replica context, on committed variables."""
@@ -225,26 +251,30 @@ class _Run:
         args, kwargs = regroup([request.payload[1:] for request in requests], self._merge_argument)
         if not self.before_merges:
             self.before_merges = {variable: variable._value for variable in live_variables()}
-        commit(self.variables)
+        self._commit()
         with entered(Frame(self.strategy, merging=self.contexts[0])):
             result = functions[0](self.strategy, *args, **kwargs)
 
-        def select(replica: int, device: jax.Device) -> Any:
+        def select(place: int, device: jax.Device) -> Any:
             def one(leaf: Any) -> Any:
                 if isinstance(leaf, PerReplica):
                     check_components(self.strategy, Leaf(leaf, "merge_call's result"))
-                leaf = leaf.values[replica] if isinstance(leaf, PerReplica) else leaf
+                leaf = leaf.values[place] if isinstance(leaf, PerReplica) else leaf
                 if self.mesh.holds_mirrored(leaf):
-                    return self.mesh.components(leaf)[replica]
+                    return self.mesh.components(leaf)[place]
                 return jax.device_put(leaf, device) if isinstance(leaf, jax.Array) else leaf
 
             return jax.tree.map(one, result, is_leaf=lambda x: isinstance(x, PerReplica))
 
-        return [select(i, device) for i, device in enumerate(self.mesh.devices)]
+        return [select(i, device) for i, device in enumerate(self.devices)]
 
     def _merge_argument(self, values: Sequence[Any]) -> Any:
         is_array = any(isinstance(value, (jax.Array, np.ndarray)) for value in values)
         return PerReplica(tuple(values)) if is_array else self._combined(values)
+
+
+def _are_same(values: Sequence[jax.Array]) -> bool:
+    return all(same_bits(values[0], other) for other in values[1:])
 
 
 def _lost_rows(results: Sequence[Any], counts: Sequence[int]) -> bool:

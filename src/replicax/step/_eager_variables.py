@@ -17,10 +17,15 @@ from replicax.values._tracing import is_staged, trace_level
 
 
 class EagerVariables:
-    """Variables as one replica of the eager runner sees them: its own copies."""
+    """Variables as one replica of the eager runner sees them: its own copies.
 
-    def __init__(self, strategy: StrategyLike, replica: int) -> None:
-        self._strategy, self._replica = strategy, replica
+    Args:
+        strategy: The strategy.
+        place: Number of the replica among those of this process.
+    """
+
+    def __init__(self, strategy: StrategyLike, place: int) -> None:
+        self._strategy, self._place = strategy, place
         self._copies: dict[Variable, jax.Array] = {}
         self.stored: dict[Variable, errors.CallSite | None] = {}
         self._level = trace_level()
@@ -52,7 +57,7 @@ class EagerVariables:
         if variable not in self._copies:
             _deferred.settle()
             mark_lent(variable)  # The user may keep what was read here, beyond the run.
-            self._copies[variable] = variable._copies()[self._replica]
+            self._copies[variable] = variable._copies()[self._place]
         return self._copies[variable]
 
     def store(self, variable: Variable, value: Any, call_site: errors.CallSite | None) -> None:
@@ -62,7 +67,7 @@ class EagerVariables:
             raise written_inside_transformation(variable, call_site)
         if variable not in self._copies:
             _deferred.settle()  # a value that waits must not come after this one
-        device = self._strategy.replica_mesh.devices[self._replica]
+        device = self._strategy.replica_mesh.local_devices[self._place]
         self._copies[variable] = jax.device_put(value, device)
         self.stored[variable] = call_site
 

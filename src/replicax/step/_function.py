@@ -24,7 +24,15 @@ from replicax.step._program import Program, VariablesChanged, check_leaf, signat
 from replicax.step._state import check_fed_back, check_returned_state, donated_names
 from replicax.step._static import bound_to, check_hashable, split_static, static_names, without
 from replicax.step._trace import Traced, trace
-from replicax.values import PerReplica, StrategyLike, Variable, current_frame, regroup
+from replicax.step._workers import check_workers_call_alike
+from replicax.values import (
+    PerReplica,
+    ReplicaMesh,
+    StrategyLike,
+    Variable,
+    current_frame,
+    regroup,
+)
 
 _COUNT = itertools.count(1)
 
@@ -144,6 +152,9 @@ class Function:
         self, scope: StrategyLike | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         program, args, kwargs = self._program_for(scope, args, kwargs)
+        if not program.was_run:  # Not where it is only looked at: on one worker, perhaps.
+            check_workers_call_alike(program, args, kwargs, self._names(args))
+            program.was_run = True
         args, kwargs = program.placed(args, kwargs)
         self._latest = program
         try:
@@ -178,7 +189,8 @@ class Function:
         self, scope: StrategyLike | None, args: Any, kwargs: Any
     ) -> tuple[Program, Any, Any]:
         """The program for the structure of these arguments, and the arguments as it takes them."""
-        args, kwargs = _stacked((args, kwargs), self._names(args))
+        mesh = scope.replica_mesh if scope is not None else None
+        args, kwargs = _stacked((args, kwargs), self._names(args), mesh)
         self._check_arguments(args, kwargs)
         leaves, structure = jax.tree.flatten((args, kwargs))
         program = self._programs.get((scope, structure))
@@ -324,16 +336,25 @@ def _created_again(created: Sequence[Variable], function: str) -> errors.Context
     )
 
 
-def _stacked(tree: Any, names: Sequence[str]) -> Any:
-    """Stack per-replica values of `(args, kwargs)` that are held as components."""
+def _stacked(tree: Any, names: Sequence[str], mesh: ReplicaMesh | None = None) -> Any:
+    """Stack per-replica values of `(args, kwargs)` that are held as components.
+
+    Those of a strategy that spans processes are the components of this process.
+    """
+    spans_processes = mesh is not None and mesh.spans_processes
 
     def stack(path: Any, value: Any) -> Any:
         if not isinstance(value, PerReplica) or value.stacked is not None:
             return value
         label = f"argument `{argument_name(path, names)}`"
-        return regroup(
-            value.values, lambda rows: PerReplica.from_stacked(stack_components(rows, label))
-        )
+
+        def joined(rows: Sequence[Any]) -> PerReplica:
+            together = stack_components(rows, label)
+            if mesh is not None and spans_processes and len(rows) == mesh.num_local_replicas:
+                together = mesh.place_stacked(together)
+            return PerReplica.from_stacked(together)
+
+        return regroup(value.values, joined)
 
     return jax.tree_util.tree_map_with_path(
         stack, tree, is_leaf=lambda value: isinstance(value, PerReplica)

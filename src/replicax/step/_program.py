@@ -8,13 +8,14 @@ earlier call. Everything else happens when it has to trace anew.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from replicax import errors
+from replicax.cluster import guard
 from replicax.collectives import IN_FLIGHT, TURNS
 from replicax.step._access import out_of_reach
 from replicax.step._first_leaves import (
@@ -30,6 +31,7 @@ from replicax.values import PerReplica, ReplicaMesh, StrategyLike, Variable
 from replicax.values._cells import Cell, shared_cell
 from replicax.values._lending import COUNTER, keep_lent_arrays
 from replicax.values._tracing import is_staged, outermost_level
+from replicax.values._workers import check_count
 
 if TYPE_CHECKING:
     from replicax.step._function import Function
@@ -81,7 +83,7 @@ class Program:
         self.function, self.scope, self.strategy = function, scope, strategy
         self.written, self.read, self.donated = tuple(written), tuple(read), tuple(donated)
         self.traces: dict[Any, Traced] = {}
-        self.failed_while_tracing = False
+        self.failed_while_tracing = self.was_run = False
         self._mesh: ReplicaMesh | None = strategy.replica_mesh if strategy is not None else None
         self._donated_names = tuple(name for name in self.donated if isinstance(name, str))
         self._first_leaves = first_leaves(args, kwargs, only=self.donated)
@@ -94,7 +96,11 @@ class Program:
         with _ONE_AT_A_TIME:
             self._cell = Cell(None) if self._moves else shared_cell(self.written)
         self._has_more = bool(self.read or kwargs)
-        self._jitted = self._jit(args, kwargs)
+        self._jitted = self._call = self._jit(args, kwargs)
+        self._most = IN_FLIGHT
+        if self._mesh is not None and self._mesh.spans_processes:
+            # A full queue blocks where no failure of another worker is heard of.
+            self._call, self._most = _guarded(self._jitted), IN_FLIGHT // 2
         _DONATED_KINDS.update(kinds_of(args, kwargs, self.donated))
 
     # -- the path of a step ---------------------------------------------------
@@ -136,7 +142,7 @@ class Program:
                 written = self._collect()
             if self._takes_turns:
                 given = written[0] if written else first if self.donated else None
-                if given is None or given is not TURNS.output or TURNS.in_a_row >= IN_FLIGHT:
+                if given is None or given is not TURNS.output or TURNS.in_a_row >= self._most:
                     TURNS.settle()
             read = []
             if self._moves:
@@ -144,13 +150,13 @@ class Program:
             elif self.read:
                 read = [variable._value for variable in self.read]
             if self._has_more:
-                new, result, output = self._jitted(written, named, read, kwargs, *args)
+                new, result, output = self._call(written, named, read, kwargs, *args)
             elif kwargs:
                 raise TypeError("named arguments, which this program does not take")
             elif written:
-                new, result, output = self._jitted(written, *args)
+                new, result, output = self._call(written, *args)
             else:
-                new, result, output = self._jitted(*args)
+                new, result, output = self._call(*args)
             if new:
                 output = new[0]
                 if not is_concrete(type(output)):
@@ -277,7 +283,22 @@ class Program:
         """Move arguments to where the program wants them."""
         if self._mesh is None:
             return args, kwargs
+        if self._mesh.spans_processes:
+            return self._placed_over_processes((args, kwargs))
         return jax.device_put((args, kwargs), layouts(self._mesh, (args, kwargs)))
+
+    def _placed_over_processes(self, tree: Any) -> Any:
+        """Put per-replica values on the replicas; JAX itself places what is equal on all."""
+        strategy: Any = self.strategy
+
+        def place(value: Any) -> Any:
+            if not isinstance(value, PerReplica):
+                return value
+            what = f"An argument of `{self.function.__name__}` is {value!r}"
+            check_count(strategy, value, what)
+            return jax.tree.map(strategy.replica_mesh.place_own_rows, value)
+
+        return jax.tree.map(place, tree, is_leaf=lambda value: isinstance(value, PerReplica))
 
     def lower(self, args: Sequence[Any], kwargs: dict[str, Any]) -> jax.stages.Lowered:
         """Lower for inspection, as `jax.stages.Lowered`."""
@@ -287,6 +308,16 @@ class Program:
         parts = self._parts(written, named, read, kwargs, args)
         lowered: jax.stages.Lowered = self._jitted.lower(*parts)
         return lowered
+
+
+def _guarded(jitted: Callable[..., Any]) -> Callable[..., Any]:
+    """Starting a program, which a failure of another worker ends."""
+
+    def call(*args: Any) -> Any:
+        with guard():
+            return jitted(*args)
+
+    return call
 
 
 def layouts(mesh: ReplicaMesh, tree: Any) -> Any:

@@ -11,12 +11,16 @@ from replicax.strategies._current import has_strategy as has_strategy
 from replicax.strategies._current import in_cross_replica_context as in_cross_replica_context
 from replicax.strategies._extended import StrategyExtended as StrategyExtended
 from replicax.strategies._mirrored import MirroredStrategy as MirroredStrategy
+from replicax.strategies._multi_worker import (
+    MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
+)
 from replicax.strategies._one_device import OneDeviceStrategy as OneDeviceStrategy
 from replicax.strategies._value_context import ValueContext as ValueContext
 
 __all__ = [
     "CentralStorageStrategy",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "Strategy",
     "StrategyExtended",

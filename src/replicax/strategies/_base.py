@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Self
 
@@ -31,8 +32,10 @@ from replicax.values import (
     regroup,
 )
 from replicax.values import _combine as combine
+from replicax.values import _exchange as exchange
 
-_NUMBERS = itertools.count(1)
+# Counted for each class: workers make the same strategies over all of them, but perhaps others.
+_NUMBERS: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
 
 
 class Strategy(CrossReplicaOperations, TensorFlowAliases):
@@ -53,7 +56,8 @@ class Strategy(CrossReplicaOperations, TensorFlowAliases):
                     fix="Pass `rx.CommunicationOptions(...)`.",
                 )
             )
-        super().__init__(ReplicaMesh(devices), f"{type(self).__name__}#{next(_NUMBERS)}")
+        kind = type(self).__name__
+        super().__init__(ReplicaMesh(devices), f"{kind}#{next(_NUMBERS[kind])}")
         self.communication_options = options or CommunicationOptions()
         self.collective_keys = CollectiveKeys()
         self.extended = StrategyExtended(self)
@@ -63,9 +67,19 @@ class Strategy(CrossReplicaOperations, TensorFlowAliases):
     # -- facts ------------------------------------------------------------------
 
     @property
-    def cluster_resolver(self) -> None:
-        """Strategies of one process have no cluster."""
-        return
+    def cluster_resolver(self) -> Any:
+        """What describes the cluster; None for strategies of one process."""
+        return None
+
+    @property
+    def worker_count(self) -> int:
+        """Number of processes that have replicas."""
+        return len({device.process_index for device in self._mesh.devices})
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process has replica 0: the one that should print and write summaries."""
+        return 0 in self._mesh.local_replicas
 
     # -- contexts ---------------------------------------------------------------
 
@@ -230,7 +244,7 @@ class Strategy(CrossReplicaOperations, TensorFlowAliases):
         return rx_input.from_function(dataset_fn, self._mesh, options)
 
     def distribute_values_from_function(self, fn: Callable[[ValueContext], Any]) -> Any:
-        """Make a per-replica value by calling `fn` once a replica.
+        """Make a per-replica value by calling `fn` once a replica, in the replica's process.
 
         Context: cross-replica, or outside of every scope.
 
@@ -257,12 +271,13 @@ class Strategy(CrossReplicaOperations, TensorFlowAliases):
                     fix="Pass a function of one `rx.ValueContext`.",
                 )
             )
-        n = self.num_replicas_in_sync
+        n, mesh = self.num_replicas_in_sync, self._mesh
         components = [
             jax.device_put(jax.tree.map(combine.as_array, fn(ValueContext(i, n))), device)
-            for i, device in enumerate(self._mesh.devices)
+            for i, device in zip(mesh.local_replicas, mesh.local_devices, strict=True)
         ]
-        return regroup(components, lambda values: PerReplica(tuple(values)))
+        values = regroup(components, lambda values: PerReplica(tuple(values)))
+        return exchange.joined(mesh, values) if mesh.spans_processes else values
 
     def __copy__(self) -> NoReturn:
         raise errors.FailedPreconditionError(

@@ -29,7 +29,9 @@ from replicax.values import (
     spread,
 )
 from replicax.values import _combine as combine
+from replicax.values import _exchange as exchange
 from replicax.values import _sparse as sparse
+from replicax.values._workers import meet_to_combine
 
 
 def _is_leaf_or_sparse(value: Any) -> bool:
@@ -100,11 +102,10 @@ class CrossReplicaOperations:
         """
         require_cross_replica(self, "reduce")
         self._take_turn()
-        parsed = ReduceOp.parse(op)
+        parsed, value = ReduceOp.parse(op), spread(value)
+        self._meet_workers("strategy.reduce", value, op=parsed.name, axis=str(axis))
         return jax.tree.map(
-            lambda leaf: self._reduce_leaf(parsed, leaf, axis),
-            spread(value),
-            is_leaf=_is_leaf_or_sparse,
+            lambda leaf: self._reduce_leaf(parsed, leaf, axis), value, is_leaf=_is_leaf_or_sparse
         )
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -131,12 +132,14 @@ class CrossReplicaOperations:
         """
         require_cross_replica(self, "gather")
         self._take_turn()
+        value = spread(value)
+        self._meet_workers("strategy.gather", value, axis=str(axis))
         return jax.tree.map(
-            lambda leaf: self._gather_leaf(leaf, axis), spread(value), is_leaf=_is_leaf_or_sparse
+            lambda leaf: self._gather_leaf(leaf, axis), value, is_leaf=_is_leaf_or_sparse
         )
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """The components of a value on this machine's replicas, in replica order.
+        """The components of a value on this process's replicas, in replica order.
 
         Context: cross-replica, or outside of every scope.
 
@@ -168,6 +171,12 @@ class CrossReplicaOperations:
         if self._mesh.is_cpu_simulation and (frame is None or frame.access is None):
             TURNS.settle()
 
+    def _meet_workers(self, call: str, value: Any, **facts: Any) -> None:
+        """Make sure that all workers combine the same values, where there are several."""
+        frame = current_frame()
+        if self._mesh.spans_processes and (frame is None or frame.access is None):
+            meet_to_combine(call, value, facts)
+
     # -- parts ---------------------------------------------------------------------
 
     def _reduce_leaf(self, op: ReduceOp, value: Any, axis: Any) -> Any:
@@ -175,7 +184,7 @@ class CrossReplicaOperations:
             return self._reduce_sparse(op, value, axis)
         if isinstance(value, SyncOnReadVariable):
             value = value.per_replica()
-        self._check_count(value)
+        value = self._whole(value)
         if not isinstance(value, PerReplica):
             array, copies = self._common(value)
             result = combine.reduce_common(op, array, axis, copies)
@@ -222,7 +231,7 @@ class CrossReplicaOperations:
             value = PerReplica(self._mesh.components(value))
         if not isinstance(value, PerReplica):
             return value
-        self._check_count(value)
+        value = self._whole(value)
         if value.local is not None:
             return self._merging().gather_local(value.local, axis)
         padded = value.rows is not None
@@ -237,11 +246,20 @@ class CrossReplicaOperations:
         """Check that a per-replica value has one component a replica, and belongs here."""
         if not isinstance(value, PerReplica) or value.num_components is None:
             return
-        check_components(self, Leaf(value, "value"))
         frame = current_frame()
         trace = surrounding_trace(frame.access if frame is not None else None)
+        check_components(self, Leaf(value, "value"), is_compiled=trace is not None)
         if trace is not None:
             trace.runs_on(self)
+
+    def _whole(self, value: Any) -> Any:
+        """A per-replica value with the components of all processes, outside of compiled steps."""
+        self._check_count(value)
+        if not isinstance(value, PerReplica) or not self._mesh.spans_processes:
+            return value
+        frame = current_frame()
+        is_traced = frame is not None and frame.access is not None
+        return value if is_traced else exchange.all_components(self._mesh, value)
 
     def _common(self, value: Any) -> tuple[Any, int]:
         """A value that is not per-replica, and how many replicas are known to hold it."""
@@ -258,6 +276,8 @@ class CrossReplicaOperations:
         """Results that exist already are mirrored; tracers are left to the compiler."""
         if isinstance(result, jax.core.Tracer) or not isinstance(result, jax.Array):
             return result
+        if self._mesh.spans_processes:
+            return self._mesh.place_mirrored(result) if result.is_fully_addressable else result
         placed = jax.device_put(result, self._mesh.mirrored)
         if self._mesh.is_cpu_simulation:
             placed.block_until_ready()
@@ -272,6 +292,8 @@ class CrossReplicaOperations:
         frame = current_frame()
         if components is None or frame is None or frame.merging is None:
             return components
+        if self._mesh.spans_processes and frame.access is None:
+            return tuple(jax.tree.map(self._mesh.own.place_mirrored, components))
         return tuple(jax.tree.map(self._placed, components))
 
     def _components_in_place(self, value: Any) -> tuple[Any, ...] | None:

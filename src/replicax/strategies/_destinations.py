@@ -18,6 +18,8 @@ from replicax.values import (
     current_frame,
 )
 from replicax.values._combine import as_array
+from replicax.values._mesh import placed_by_processes
+from replicax.values._workers import meet_to_combine
 
 
 def placed(strategy: StrategyLike, destinations: Any, call: str) -> Callable[[Any], Any]:
@@ -35,6 +37,8 @@ def placed(strategy: StrategyLike, destinations: Any, call: str) -> Callable[[An
     traced = None if is_local else strategy.replica_mesh.mirrored
 
     def place(value: Any) -> Any:
+        if strategy.replica_mesh.spans_processes and (frame is None or frame.access is None):
+            meet_to_combine(call, value, {})
         return jax.tree.map(
             lambda leaf: _put(leaf, sharding, traced), value, is_leaf=_is_distributed
         )
@@ -79,7 +83,7 @@ def _put(leaf: Any, sharding: Any, traced: Any) -> Any:
     if isinstance(array, jax.core.Tracer):
         # One program runs on the replicas' devices only, and each replica has a merge call's value.
         return array if traced is None else jax.lax.with_sharding_constraint(array, traced)
-    return jax.device_put(array, sharding)
+    return placed_by_processes(array, sharding)
 
 
 def _sharding_of(strategy: StrategyLike, destinations: Any, call: str) -> Any:

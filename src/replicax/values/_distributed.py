@@ -164,7 +164,7 @@ class PerReplica(DistributedValues):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The components in replica order, without padding.
+        """The components in replica order, without padding; those of this process.
 
         Raises:
             ContextError: While tracing, if the components are padded to one shape.
@@ -179,7 +179,7 @@ class PerReplica(DistributedValues):
                 )
             )
         if self.rows is None:
-            return tuple(self._unstacked())
+            return tuple(self._unstacked(self.stacked))
         if isinstance(self.rows, jax.core.Tracer):
             raise errors.ContextError(
                 errors.describe(
@@ -189,11 +189,19 @@ class PerReplica(DistributedValues):
                     " which counts real rows only.",
                 )
             )
-        counts = np.asarray(self.rows)
-        return tuple(x[: int(k)] for x, k in zip(self._unstacked(), counts, strict=True))
+        counts = self.row_counts
+        return tuple(
+            x[:k] for x, k in zip(self._unstacked(self.stacked), counts or (), strict=True)
+        )
 
-    def _unstacked(self) -> list[Any]:
-        stacked = self.stacked
+    @property
+    def row_counts(self) -> list[int] | None:
+        """How many rows of each component of this process are real; None if all are."""
+        return None if self.rows is None else [int(k) for k in self._unstacked(self.rows)]
+
+    @staticmethod
+    def _unstacked(stacked: Any) -> list[Any]:
+        """The rows of an array ``[num_replicas, ...]``, those of this process."""
         if isinstance(stacked, jax.core.Tracer) or not isinstance(stacked, jax.Array):
             return [stacked[i] for i in range(stacked.shape[0])]
         shards = sorted(stacked.addressable_shards, key=lambda shard: shard.index[0].start or 0)
@@ -201,7 +209,11 @@ class PerReplica(DistributedValues):
 
     @property
     def num_components(self) -> int | None:
-        """Number of components, or None inside a merge call."""
+        """Number of components, or None inside a merge call.
+
+        Where a strategy has replicas in other processes: of all of them where one array holds
+        the components, else those of this process.
+        """
         if self._components is not None:
             return len(self._components)
         return None if self.stacked is None else int(self.stacked.shape[0])

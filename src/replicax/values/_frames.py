@@ -95,6 +95,7 @@ class Frame:
         access: How variables are read and written; None means directly.
         merging: The replica context whose `merge_call` is being served; else None.
         updating: Whether `extended.update` runs: variables are seen one copy at a time.
+        agreed: Whether all workers agreed before on what is written here, and need not meet.
     """
 
     strategy: StrategyLike | None
@@ -102,6 +103,7 @@ class Frame:
     access: VariableAccess | None = None
     merging: Any = None
     updating: bool = False
+    agreed: bool = False
 
     @property
     def sees_one_copy(self) -> bool:

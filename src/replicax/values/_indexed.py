@@ -13,6 +13,7 @@ from replicax.values._frames import Frame, current_frame
 from replicax.values._indexed_slices import IndexedSlices
 from replicax.values._kinds import VariableAggregation
 from replicax.values._operators import ArrayLike
+from replicax.values._workers import check_workers_write_alike
 from replicax.values._writes import beside, checked
 
 if TYPE_CHECKING:
@@ -164,6 +165,7 @@ class ElementsOf:
         frame = current_frame()
         index = self._index if isinstance(self._index, tuple) else (self._index,)
         index = tuple(i.value if isinstance(i, ArrayLike) else i for i in index)
+        check_workers_write_alike(variable, call, operand, *index)
 
         def change(state: Any, leading: tuple[Any, ...] = ()) -> Any:
             places = (*leading, *(beside(i, state) for i in index))
@@ -199,6 +201,7 @@ def _scatter(variable: Any, call: str, op: str, slices: Any) -> None:
     values = checked(variable, "assign" if op in {"set", "min", "max"} else call, slices.values)
     slices = IndexedSlices(values, jnp.asarray(slices.indices))
     _check_rows(variable, call, slices)
+    check_workers_write_alike(variable, call, slices.values, slices.indices)
     if _writes_one_copy(frame, variable):
         replica: Any = frame.replica  # type: ignore[union-attr] # there is one
         if variable.aggregation in _COMBINING:

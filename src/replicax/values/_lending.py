@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
 
 from replicax import errors
+from replicax.values._mesh import copied
 from replicax.values._tracing import is_staged, outermost_level
 
 if TYPE_CHECKING:
@@ -60,5 +60,5 @@ def keep_lent_arrays(variables: Iterable[Variable]) -> None:
     """Give those of ``variables`` whose array was lent a copy of their own."""
     for variable in variables:
         if variable._lent:
-            variable._value = jnp.array(variable._value, copy=True)
+            variable._value = copied(variable._value)
             variable._lent = False

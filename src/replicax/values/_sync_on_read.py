@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax import errors
 from replicax.collectives import TURNS
@@ -15,8 +16,10 @@ from replicax.values._distributed import DistributedValues, PerReplica
 from replicax.values._frames import Frame, StrategyLike, current_frame
 from replicax.values._initial import check_on_read
 from replicax.values._kinds import VariableAggregation
+from replicax.values._mesh import own_part
 from replicax.values._shares import aggregate, copies_of
 from replicax.values._variable import Variable
+from replicax.values._workers import check_count, meet_to_read
 from replicax.values._writes import Update, applied, check_shape, checked
 
 
@@ -52,7 +55,10 @@ class SyncOnReadVariable(Variable, DistributedValues, kind="on_read"):
     def _state_from(self, value: jax.Array) -> jax.Array:
         check_on_read(self.name, value.dtype, self.aggregation)
         mesh = self.strategy.replica_mesh
-        return mesh.from_rows([value] * mesh.num_replicas)
+        return mesh.from_rows([value] * mesh.num_local_replicas)
+
+    def _placed(self, state: Any) -> jax.Array:
+        return self.strategy.replica_mesh.place_stacked(state)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,6 +92,10 @@ class SyncOnReadVariable(Variable, DistributedValues, kind="on_read"):
     def _aggregated(self) -> jax.Array:
         """Combine the copies on one device, as `strategy.reduce` does."""
         mesh = self.strategy.replica_mesh
+        if mesh.spans_processes:
+            meet_to_read(self)
+            rows = mesh.all_rows(self._value)
+            return mesh.own.place_mirrored(aggregate(rows, self.aggregation))
         if mesh.is_cpu_simulation:
             TURNS.settle()
         home = mesh.devices[0]
@@ -95,7 +105,7 @@ class SyncOnReadVariable(Variable, DistributedValues, kind="on_read"):
 
     @property
     def values(self) -> tuple[jax.Array, ...]:
-        """The copies, in replica order, each on its replica's device."""
+        """The copies of this process, in replica order, each on its replica's device."""
         return self.per_replica().values
 
     def per_replica(self) -> PerReplica:
@@ -105,7 +115,9 @@ class SyncOnReadVariable(Variable, DistributedValues, kind="on_read"):
         """
         frame = current_frame()
         if frame is None or frame.access is None:
-            _lending.lend(self)
+            array = _lending.lend(self)
+            if self._spans_processes:
+                return PerReplica.from_stacked(array)
             return PerReplica(self._copies())
         state = frame.access.read(self)
         if frame.access.is_local:
@@ -152,11 +164,18 @@ class SyncOnReadVariable(Variable, DistributedValues, kind="on_read"):
     def _across(self, update: Update, operand: Any, state: Any, frame: Frame | None) -> Any:
         if update == "assign":
             count = self.strategy.num_replicas_in_sync
+            if frame is None or frame.access is None:
+                return self._shared_out(operand)
             copies = copies_of(operand, count, self.aggregation)
-            local = frame is not None and frame.access is not None and frame.access.is_local
-            return frame.merging.own_copy(copies) if frame is not None and local else copies
+            return frame.merging.own_copy(copies) if frame.access.is_local else copies
         self._require_no_sum(update)
         return applied(update, state, operand)
+
+    def _shared_out(self, value: jax.Array) -> jax.Array:
+        """Copies, of this process's replicas, that together with the others read as `value`."""
+        mesh = self.strategy.replica_mesh
+        copies: jax.Array = _compiled_copies(own_part(value), mesh.num_replicas, self.aggregation)
+        return copies[np.array(mesh.local_replicas)] if mesh.spans_processes else copies
 
     def _require_no_sum(self, call: str) -> None:
         if self.aggregation is VariableAggregation.SUM:
@@ -170,21 +189,20 @@ class SyncOnReadVariable(Variable, DistributedValues, kind="on_read"):
             )
 
 
+# One program instead of one for each of two dozen operations.
+_compiled_copies: Any = jax.jit(copies_of, static_argnums=(1, 2))
+
+
 def _checked_components(variable: SyncOnReadVariable, value: PerReplica) -> Any:
     """The components as copies `[num_replicas, ...]`, or this replica's in a merge call."""
     if value.local is not None:
         copy = checked(variable, "assign", value.local)
         check_shape(variable, "assign", copy.shape)
         return copy
-    count = variable.strategy.num_replicas_in_sync
-    if value.num_components != count:
-        raise errors.InvalidArgumentError(
-            errors.describe(
-                f"`{variable.name}.assign` was given {value!r} with {value.num_components} "
-                f"components, but {variable.strategy.name} has {count} replicas.",
-                fix="Pass one component a replica.",
-            )
-        )
+    frame = current_frame()
+    is_compiled = frame is not None and frame.access is not None
+    what = f"`{variable.name}.assign` was given {value!r}"
+    check_count(variable.strategy, value, what, is_compiled=is_compiled)
     if value.stacked is not None and value.rows is None:
         stacked = checked(variable, "assign", value.stacked)
         check_shape(variable, "assign", stacked.shape[1:])
@@ -192,8 +210,7 @@ def _checked_components(variable: SyncOnReadVariable, value: PerReplica) -> Any:
     copies = [checked(variable, "assign", component) for component in value.values]
     for copy in copies:
         check_shape(variable, "assign", copy.shape)
-    frame = current_frame()
-    if frame is None or frame.access is None:
+    if not is_compiled:
         return variable._state_from_copies(copies)
     home = variable.strategy.replica_mesh.devices[0]
     is_traced = [isinstance(copy, jax.core.Tracer) for copy in copies]

@@ -21,6 +21,7 @@ from replicax.values._indexed import IndexedUpdates
 from replicax.values._initial import facts_of, initial_array
 from replicax.values._kinds import VariableAggregation, VariableSynchronization
 from replicax.values._operators import ArrayLike
+from replicax.values._workers import check_workers_write_alike, common_start
 from replicax.values._writes import Update, applied, check_shape, checked
 
 _COUNT = itertools.count()
@@ -136,7 +137,11 @@ class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
         self.aggregation = VariableAggregation.parse(aggregation)
         frame = current_frame()
         self.strategy: StrategyLike | None = frame.strategy if frame is not None else None
+        strategy = self.strategy
+        self._spans_processes = strategy is not None and strategy.replica_mesh.spans_processes
         value = initial_array(self.name, initial_value, dtype, self.aggregation)
+        if self._spans_processes:
+            value = common_start(self, value)
         self._cell = Cell([self._state_from(value)])
         if isinstance(initial_value, _CopyOf):
             self._value = self._placed(initial_value.variable._value)
@@ -187,7 +192,7 @@ class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
         return applied(update, state, operand)
 
     def _copies(self) -> tuple[jax.Array, ...]:
-        """The copy of each replica, on its device."""
+        """The copy of each replica of this process, on its device."""
         return (self._value,)
 
     def _state_from_copies(self, copies: Sequence[jax.Array]) -> jax.Array:
@@ -201,6 +206,10 @@ class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
 
     _lies_elsewhere: ClassVar[bool] = False
     """Whether the state has to be moved before and after each program."""
+
+    def _own(self, state: jax.Array) -> jax.Array:
+        """What this process holds of a state."""
+        return state if self.strategy is None else self.strategy.replica_mesh.own_view(state)
 
     def _for_program(self) -> jax.Array:
         return self._value
@@ -282,6 +291,7 @@ class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
         site = errors.call_site()
         operand = checked(self, update, value)
         check_shape(self, update, operand.shape)
+        check_workers_write_alike(self, update, operand)
         self._write(update, operand, site)
 
     def _write(self, update: Update, operand: Any, site: errors.CallSite | None) -> None:
@@ -301,7 +311,7 @@ class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
         """Replace the state by a function of it in cross-replica context."""
         if frame is None or frame.access is None:
             _deferred.settle()
-            self._store_directly(change(self._value))
+            self._store_directly(change(self._own(self._value)))
         else:
             frame.access.store(self, change(frame.access.read(self)), site)
 
@@ -322,10 +332,7 @@ class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
 
     def _placed(self, state: Any) -> jax.Array:
         """A state as an array of its own, where it belongs."""
-        if self._sharding is None:
-            return jnp.array(state, copy=True)
-        placed: jax.Array = jax.device_put(state, self._sharding, may_alias=False)
-        return placed
+        return jnp.array(state, copy=True)
 
     def __repr__(self) -> str:
         kind = type(self).__name__
@@ -388,6 +395,13 @@ class MirroredVariable(Variable, Mirrored, kind="mirrored"):
     def _state_from(self, value: jax.Array) -> jax.Array:
         return self.strategy.replica_mesh.place_mirrored(value)
 
+    def _placed(self, state: Any) -> jax.Array:
+        return self.strategy.replica_mesh.place_mirrored(state)
+
+    def _seen(self, state: jax.Array, frame: Frame | None) -> jax.Array:
+        is_direct = self._spans_processes and (frame is None or frame.access is None)
+        return self._own(state) if is_direct else state
+
     def _copies(self) -> tuple[jax.Array, ...]:
         return self.strategy.replica_mesh.components(self._value)
 
@@ -400,7 +414,7 @@ class MirroredVariable(Variable, Mirrored, kind="mirrored"):
 
     @property
     def values(self) -> tuple[jax.Array, ...]:
-        """The copies, in replica order, each on its replica's device."""
+        """The copies of this process, in replica order, each on its replica's device."""
         frame = current_frame()
         if frame is not None and frame.access is not None:
             return (self.value,) * self.strategy.num_replicas_in_sync

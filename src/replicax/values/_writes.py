@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from replicax import errors
 from replicax.values._combine import as_array
 from replicax.values._distributed import PerReplica
+from replicax.values._mesh import own_part
 from replicax.values._operators import ArrayLike
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def beside(operand: Any, state: Any) -> Any:
         isinstance(x, jax.core.Tracer) or not isinstance(x, jax.Array) for x in (operand, state)
     ):
         return operand
-    sharding = state.sharding
+    operand, sharding = own_part(operand), state.sharding
     if isinstance(sharding, NamedSharding):  # The copies of a sync-on-read variable are sharded.
         sharding = NamedSharding(sharding.mesh, PartitionSpec())
     if operand.sharding == sharding:

@@ -11,6 +11,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from replicax import errors
+from replicax.cluster import agree
 from replicax.collectives import TURNS
 from replicax.strategies import Strategy
 from replicax.values import (
@@ -24,7 +25,7 @@ from replicax.values import (
 from replicax.values._operators import ArrayLike
 from replicax.values._tracing import is_staged, outermost_level
 from replicax.verify._differences import difference
-from replicax.verify._digests import digests, plain_bits
+from replicax.verify._digests import Digest, digests, plain_bits
 
 _MOST_ROWS = 20
 
@@ -44,10 +45,10 @@ class _Mirrored:
     devices: tuple[jax.Device, ...]
 
     @property
-    def copies(self) -> list[jax.Array]:
-        """One array a replica; no memory is copied."""
+    def copies(self) -> dict[int, jax.Array]:
+        """The copies of this process by replica; no memory is copied."""
         by_device = {shard.device: shard.data for shard in self.array.addressable_shards}
-        return [by_device[device] for device in self.devices]
+        return {i: by_device[d] for i, d in enumerate(self.devices) if d in by_device}
 
 
 @dataclass(frozen=True)
@@ -61,18 +62,14 @@ class _Differing:
     def row(self) -> tuple[object, ...]:
         """A row of the table; only now do elements come to the host."""
         copies = self.mirrored.copies
-        here, there = (
-            jax.device_get(plain_bits(copies[i])) for i in (self.replica, self.reference)
-        )
+        both = [copies[i] for i in (self.replica, self.reference) if i in copies]
+        found = ("", "one of them is on another worker", "")
+        if len(both) > 1:
+            here, there = (jax.device_get(plain_bits(copy)) for copy in both)
+            found = difference(here, there)
         array = self.mirrored.array
         kind = f"{array.dtype}[{', '.join(map(str, array.shape))}]"
-        return (
-            self.mirrored.name,
-            kind,
-            self.replica,
-            self.reference,
-            *difference(here, there),
-        )
+        return self.mirrored.name, kind, self.replica, self.reference, *found
 
 
 def check_replicas_equal(tree_or_strategy: Any) -> None:
@@ -84,8 +81,9 @@ def check_replicas_equal(tree_or_strategy: Any) -> None:
     compared, so it costs about one reading of the state. NaN is equal to NaN with the same bits;
     -0.0 is not equal to 0.0.
 
-    Context: cross-replica, or outside of every scope; not inside `rx.function`. Collective: no.
-    Waits for the steps under way.
+    Context: cross-replica, or outside of every scope; not inside `rx.function`. Waits for the
+    steps under way. Collective: where replicas lie in other processes; the digests are compared
+    over all of them.
 
     Args:
         tree_or_strategy: A strategy, for all its mirrored variables that exist; or a tree, for
@@ -99,7 +97,7 @@ def check_replicas_equal(tree_or_strategy: Any) -> None:
             the tree), the replica and the largest difference.
         InvalidArgumentError: There is nothing to compare, or an array was donated.
         ContextError: In replica context, in a merge call or inside a traced function.
-        UnimplementedError: Devices of other processes hold copies.
+        CollectiveMismatchError: The workers compare different arrays.
 
     Examples:
         >>> import replicax as rx
@@ -115,7 +113,9 @@ def check_replicas_equal(tree_or_strategy: Any) -> None:
     several = [mirrored for mirrored in found if len(mirrored.devices) > 1]
     if any(device.platform == "cpu" for mirrored in several for device in mirrored.devices):
         TURNS.settle()
-    made = digests([mirrored.copies for mirrored in several])
+    made = digests([list(mirrored.copies.values()) for mirrored in several])
+    if any(not mirrored.array.is_fully_addressable for mirrored in several):
+        made = _of_all_workers(several, made)
     differing = []
     for mirrored, row in zip(several, made, strict=True):
         # What most copies agree on; of two, the first.
@@ -229,15 +229,26 @@ def _check_usable(found: Sequence[_Mirrored]) -> None:
                 fix="Pass what the step returned in their place.",
             )
         )
-    remote = [mirrored.name for mirrored in found if not mirrored.array.is_fully_addressable]
-    if remote:
-        raise errors.UnimplementedError(
-            errors.describe(
-                f"check_replicas_equal cannot see all copies of {', '.join(remote[:8])}.",
-                why="Some lie on devices of other processes; only those of this one are compared "
-                "so far.",
-            )
-        )
+
+
+def _of_all_workers(
+    several: Sequence[_Mirrored], made: Sequence[Sequence[Digest]]
+) -> list[list[Digest]]:
+    """The digests of all copies of each array, given those of this process. Collective."""
+    kinds = [(str(one.array.dtype), one.array.shape, len(one.devices)) for one in several]
+    own = [dict(zip(one.copies, row, strict=True)) for one, row in zip(several, made, strict=True)]
+    records = agree(
+        "check_replicas_equal",
+        {"arrays": str(kinds)},
+        untold={"digests": [[*d.items()] for d in own]},
+    )
+    found = []
+    for i, one in enumerate(several):
+        rows = own[i]
+        if not one.array.is_fully_addressable:
+            rows = {k: tuple(d) for record in records for k, d in record["digests"][i]}
+        found.append([rows[replica] for replica in range(len(one.devices))])
+    return found
 
 
 # -- messages -----------------------------------------------------------------------

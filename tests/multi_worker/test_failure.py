@@ -1,0 +1,36 @@
+"""A worker that fails between steps gets the others out of theirs."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from replicax import errors
+from replicax.testing import run_workers
+
+FAILING = Path(__file__).with_name("failing.py")
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """The module beside this one, as a user's own module."""
+    spec = importlib.util.spec_from_file_location("failing", FAILING)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "failing", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.timeout(110)
+def test_the_other_worker_raises_the_exception_of_the_one_that_failed(failing):
+    other, culprit = run_workers(2, failing.train, timeout=100)
+
+    assert isinstance(culprit.error, KeyError)
+    assert isinstance(other.error, errors.WorkerFailedError), other.error
+    assert isinstance(other.error, KeyError)
+    assert other.error.origin.task == 1
+    assert "a key of the user's" in str(other.error)
+    assert not other.timed_out
