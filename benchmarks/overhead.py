@@ -150,7 +150,8 @@ def python_cost(strategy: rx.MirroredStrategy, count: int, rounds: int) -> list[
     """CPU time of the calling thread a step, without the wait for the devices."""
     steps = many_leaves(strategy, count)
     check_losses(steps)
-    seconds = take_turns(steps, rounds=rounds, bursts=12, clock=time.thread_time, wait=False)
+    bursts = max(12, 600 // count)  # Long enough for moments without other work on the machine.
+    seconds = take_turns(steps, rounds=rounds, bursts=bursts, clock=time.thread_time, wait=False)
     limit: dict[str, Any] = {10: {"max_more": 15.0}, 400: {"max_ratio": 1.15}}.get(count, {})
     return [
         compare(seconds, "variables", "by hand, list", "us", **limit),

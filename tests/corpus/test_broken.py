@@ -75,6 +75,7 @@ def test_is_refused_while_tracing(entry, world):
     assert_correct_step_works(world)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", EAGER, ids=lambda entry: entry.name)
 def test_is_found_by_the_eager_runner(entry, world):
     message, _ = assert_refused(entry, world, lambda step: step)

@@ -151,7 +151,12 @@ print("apart", digits.Comparison.of(*trained).weights[-1], "allowed", options.to
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--replicas", "0"), ("--epochs", "many"), ("--batch", "-1")]
+    "arguments",
+    [
+        ("--replicas", "0"),
+        pytest.param(("--epochs", "many"), marks=pytest.mark.slow),
+        pytest.param(("--batch", "-1"), marks=pytest.mark.slow),
+    ],
 )
 def test_the_demo_refuses_bad_numbers(arguments, run_program):
     done = run_program(EXAMPLES / "digits.py", *arguments)

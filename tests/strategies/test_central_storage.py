@@ -300,7 +300,10 @@ def expected(optimizer):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(("n", "parameter_device"), [(1, 0), (2, 0), (3, 2), (4, 6)])
+@pytest.mark.parametrize(
+    ("n", "parameter_device"),
+    [(1, 0), (2, 0), (3, 2), pytest.param(4, 6, marks=pytest.mark.slow)],
+)
 def test_twenty_steps_give_the_weights_of_one_device(runner, optimizer, n, parameter_device):
     strategy = central(n, parameter_device)
     transform = OPTIMIZERS[optimizer]

@@ -13,8 +13,14 @@ class Thing:
 
 @pytest.fixture
 def calls():
-    """A registered resolver's calls; it is done once `done` is among them."""
+    """A registered resolver's calls; it is done once `done` is among them.
+
+    Restores of other tests may still wait for variables; they are set aside.
+    """
     made = []
+    waiting = tuple(_deferred._RESOLVERS)
+    for resolver in waiting:
+        _deferred.unregister(resolver)
 
     def resolver():
         made.append("call")
@@ -23,6 +29,8 @@ def calls():
     _deferred.register(resolver)
     yield made
     _deferred.unregister(resolver)
+    for resolver in waiting:
+        _deferred.register(resolver)
 
 
 def test_settling_looks_only_after_something_was_created(calls):

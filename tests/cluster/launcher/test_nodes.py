@@ -23,6 +23,7 @@ from replicax.cluster._launcher._events import Event
 from replicax.cluster._launcher._launch import secret_file
 from replicax.cluster._launcher._ports import free_ports
 
+pytestmark = pytest.mark.slow  # real processes on both sides, and waits for who does not come
 SECRET = b"the secret of the job"
 QUICK = rx.Timeouts(start=2, shutdown=2)
 
