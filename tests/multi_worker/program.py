@@ -448,6 +448,22 @@ def an_eager_run_that_fails_fails_on_all(job: Job) -> Any:
     return [differing, fewer, other]
 
 
+@check
+def a_metric_counts_the_rows_of_all_workers_and_starts_anew(job: Job) -> Any:
+    with job.strategy.scope():
+        metric = rx.metrics.Mean(name="metric")
+    options = rx.InputOptions(global_batch_size=8)
+    step = job.step(metric.update_state)
+    results = []
+    for _ in range(2):
+        for batch in job.strategy.distribute_dataset(np.arange(10, dtype=np.float32), options):
+            step(batch)
+        results.append(float(metric.result()))
+        metric.reset_state()
+    assert results == [4.5, 4.5]
+    return float(metric.result())
+
+
 # --- input -----------------------------------------------------------------------------------
 
 

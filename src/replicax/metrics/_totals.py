@@ -33,7 +33,7 @@ def clear(total: Variable) -> None:
     if total.strategy is None or (frame is not None and frame.sees_one_copy):
         total.assign(zeros)
     else:  # Copy by copy: nothing has to be shared out.
-        total.assign(PerReplica([zeros] * total.strategy.num_replicas_in_sync))
+        total.assign(PerReplica([zeros] * total.strategy.replica_mesh.num_local_replicas))
 
 
 def add_to(total: Variable, amount: jax.Array) -> None:
