@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import logging
 import os
@@ -14,6 +15,10 @@ import weakref
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Protocol
+
+import jax
+
+from . import _compat
 
 EXIT_CODE = 1
 """Of a process that ends itself because it cannot get out of a wait otherwise."""
@@ -133,3 +138,20 @@ def _limit_the_end() -> None:
     stream = sys.__stderr__
     if stream is not None:
         faulthandler.dump_traceback_later(END_S, exit=True, file=stream)
+    _skip_destructors()
+
+
+def _skip_destructors() -> None:
+    """Keeps XLA's destructors from running: they join threads that may wait for a lost peer.
+
+    The last thing that Python does is to free objects, among them JAX's clients; a reference that
+    nobody gives back keeps those. Then the C library would run destructors: the function that
+    `on_exit` was given last, where there is one, ends the process before, with its exit code.
+    """
+    if _compat.devices_started():
+        for client in {id(device.client): device.client for device in jax.local_devices()}.values():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
+    libc = ctypes.CDLL(None)
+    on_exit = getattr(libc, "on_exit", None)
+    if on_exit is not None:
+        on_exit(libc._exit, None)
