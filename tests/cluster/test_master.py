@@ -15,8 +15,8 @@ import pytest
 
 from replicax.cluster import Failure, Master, Timeouts
 from replicax.cluster import _handshake as handshake
+from replicax.cluster._addresses import split_address
 from replicax.cluster._control import Control
-from replicax.cluster._coordination import split_address
 from replicax.cluster._frames import MAX_BODY, pack
 from replicax.errors import InvalidArgumentError, StartupError
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from replicax.errors import StartupError, describe
 
-from ._coordination import split_address
+from ._addresses import split_address
 from ._frames import BadFrameError, Decoder, Message, pack
 from ._gathers import result_limit
 from ._handshake import HANDSHAKE_S, HandshakeError, enter

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from replicax.errors import StartupError, describe
 
+from ._addresses import join_address
+
 _PROGRAM = Path(__file__).with_name("_service.py")
 _ATTEMPTS = 5
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -94,20 +96,3 @@ def free_port(host: str) -> int:
     with socket.socket(family) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
-
-
-def join_address(host: str, port: int) -> str:
-    """`host:port`, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """The host and the port of `host:port`.
-
-    Raises:
-        ValueError: It is not of that form.
-    """
-    host, colon, port = address.rpartition(":")
-    if not colon:
-        raise ValueError(address)
-    return host.strip("[]"), int(port)

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from replicax.errors import FailedPreconditionError, StartupError, describe
 
-from ._coordination import CoordinationService, join_address, split_address
+from ._addresses import join_address, split_address
+from ._coordination import CoordinationService
 from ._failure import Failure
 from ._handshake import check_secret
 from ._job import Job

@@ -20,8 +20,8 @@ from replicax.errors import (
 )
 
 from . import _compat, _engine, _startup
+from ._addresses import join_address, split_address
 from ._control import Control
-from ._coordination import join_address, split_address
 from ._endings import Endings
 from ._escape import SIGNAL, Escape
 from ._failure import Failure
