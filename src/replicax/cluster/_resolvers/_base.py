@@ -52,7 +52,7 @@ class ClusterResolver(abc.ABC):
         Raises:
             FailedPreconditionError: This process is no task of the cluster.
         """
-        return self.cluster_spec().rank_of(*self._task())
+        return self._rank_and_size()[0]
 
     @property
     def world_size(self) -> int:
@@ -61,7 +61,11 @@ class ClusterResolver(abc.ABC):
         Raises:
             FailedPreconditionError: This process is no task of the cluster.
         """
-        return self.cluster_spec().world_size(self._task()[0])
+        return self._rank_and_size()[1]
+
+    def _rank_and_size(self) -> tuple[int, int]:
+        spec, (task_type, task_id) = self.cluster_spec(), self._task()
+        return spec.rank_of(task_type, task_id), spec.world_size(task_type)
 
     @property
     def local_rank(self) -> int | None:

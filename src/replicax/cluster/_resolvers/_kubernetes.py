@@ -65,22 +65,13 @@ class KubernetesResolver(RankResolver):
         return all(found.get(name) for name in _NAMES)
 
     def _rank_and_size(self) -> tuple[int, int]:
+        """`JOB_COMPLETION_INDEX` and `REPLICAX_NUM_WORKERS`."""
         fix = (
             "use `completionMode: Indexed`, and set the number of pods in the manifest as "
             f"{NUM_WORKERS}."
         )
         require(self._environment, type(self).__name__, _NAMES, fix=fix)
         return rank_and_size(self._environment, *_NAMES)
-
-    @property
-    def rank(self) -> int:
-        """`JOB_COMPLETION_INDEX`."""
-        return self._rank_and_size()[0]
-
-    @property
-    def world_size(self) -> int:
-        """`REPLICAX_NUM_WORKERS`."""
-        return self._rank_and_size()[1]
 
     @property
     def local_rank(self) -> int | None:

@@ -53,20 +53,11 @@ class OpenMPIResolver(RankResolver):
         return all(found.get(name) for name in _NAMES)
 
     def _rank_and_size(self) -> tuple[int, int]:
+        """`OMPI_COMM_WORLD_RANK` and `OMPI_COMM_WORLD_SIZE`."""
         fix = "start the program with `mpirun`."
         require(self._environment, type(self).__name__, _NAMES, fix=fix)
         check_local(self._environment, "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE")
         return rank_and_size(self._environment, *_NAMES)
-
-    @property
-    def rank(self) -> int:
-        """`OMPI_COMM_WORLD_RANK`."""
-        return self._rank_and_size()[0]
-
-    @property
-    def world_size(self) -> int:
-        """`OMPI_COMM_WORLD_SIZE`."""
-        return self._rank_and_size()[1]
 
     @property
     def local_rank(self) -> int | None:

@@ -55,19 +55,10 @@ class SlurmResolver(RankResolver):
         return all(found.get(name) for name in _NAMES)
 
     def _rank_and_size(self) -> tuple[int, int]:
+        """`SLURM_PROCID` and `SLURM_STEP_NUM_TASKS`."""
         fix = "start the program with `srun`: `sbatch` alone starts one process."
         require(self._environment, type(self).__name__, _NAMES, fix=fix)
         return rank_and_size(self._environment, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-
-    @property
-    def rank(self) -> int:
-        """`SLURM_PROCID`."""
-        return self._rank_and_size()[0]
-
-    @property
-    def world_size(self) -> int:
-        """`SLURM_STEP_NUM_TASKS`."""
-        return self._rank_and_size()[1]
 
     @property
     def local_rank(self) -> int | None:

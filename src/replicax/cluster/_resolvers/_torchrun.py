@@ -46,17 +46,8 @@ class TorchrunResolver(RankResolver):
         fix = "start the program with `replicax run` or torchrun."
         require(self._environment, type(self).__name__, _NAMES, fix=fix)
 
-    @property
-    def rank(self) -> int:
-        """`RANK`."""
-        return self._rank_and_size()[0]
-
-    @property
-    def world_size(self) -> int:
-        """`WORLD_SIZE`."""
-        return self._rank_and_size()[1]
-
     def _rank_and_size(self) -> tuple[int, int]:
+        """`RANK` and `WORLD_SIZE`."""
         self._require()
         check_local(self._environment, "LOCAL_WORLD_SIZE", "WORLD_SIZE")
         return rank_and_size(self._environment, "RANK", "WORLD_SIZE")
