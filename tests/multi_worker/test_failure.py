@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -34,3 +36,23 @@ def test_the_other_worker_raises_the_exception_of_the_one_that_failed(failing):
     assert other.error.origin.task == 1
     assert "a key of the user's" in str(other.error)
     assert not other.timed_out
+
+
+@pytest.mark.timeout(110)
+def test_the_end_of_the_other_worker_does_not_hang(tmp_path):
+    """XLA's threads wait for the lost peer for ever; the launcher would have to kill the worker."""
+    program = Path(__file__).with_name("fails_in_training.py")
+    command = [sys.executable, "-m", "replicax", "run", "--nproc-per-node", "2", str(program)]
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "REPLICAX_CPU_DEVICES": "2",
+    }
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == 1, output
+    assert "WorkerFailedError(ValueError)" in output, output
+    assert "killed by the launcher" not in output, output
