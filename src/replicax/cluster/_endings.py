@@ -14,17 +14,21 @@ import traceback
 import weakref
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import jax
 
 from . import _compat
+from ._waiting import have_returned
 
 EXIT_CODE = 1
 """Of a process that ends itself because it cannot get out of a wait otherwise."""
 
 END_S = 5.0
 """How long the end of a failed process may take."""
+
+RETURN_S = 1.0
+"""How long the end waits for calls of jax that a failure has made useless."""
 
 
 class Ending(Protocol):
@@ -75,6 +79,8 @@ class Endings:
         if threading.current_thread() is threading.main_thread():
             self._previous_handler = signal.signal(self._number, self._handler)
         self._previous_hook, sys.excepthook = sys.excepthook, self._on_exception
+        atexit.unregister(_let_calls_return)
+        atexit.register(_let_calls_return)  # Runs after the next one, which ends most calls.
         atexit.register(self._at_exit)
         forget = weakref.WeakMethod(self._in_child)
         os.register_at_fork(after_in_child=lambda: (method := forget()) and method())
@@ -127,6 +133,17 @@ def end_now(error: BaseException) -> None:
     """Prints an error that no thread could raise, and ends the process."""
     lines = "".join(traceback.format_exception_only(error))
     sys.stderr.write(f"The main thread did not get out of its wait in time.\n{lines}")
+    _end_at_once()
+
+
+def _let_calls_return() -> None:
+    """Waits for the calls of jax that a failure made useless, while Python can still take them."""
+    if not have_returned(RETURN_S) and _uncaught() is not None:
+        _end_at_once()
+
+
+def _end_at_once() -> NoReturn:
+    """Ends the process without the rest of Python's own end."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
