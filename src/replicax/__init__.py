@@ -24,6 +24,9 @@ from replicax.input import InputContext as InputContext
 from replicax.input import InputOptions as InputOptions
 from replicax.input import InputPlan as InputPlan
 from replicax.input import InputReplicationMode as InputReplicationMode
+from replicax.inspection import Explanation as Explanation
+from replicax.inspection import Fabric as Fabric
+from replicax.inspection import explain as explain
 from replicax.step import Function as Function
 from replicax.step import ReplicaContext as ReplicaContext
 from replicax.step import compute_average_loss as compute_average_loss
@@ -76,6 +79,8 @@ __all__ = [
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
+    "Explanation",
+    "Fabric",
     "Function",
     "IndexedSlices",
     "InputContext",
@@ -104,6 +109,7 @@ __all__ = [
     "data",
     "devices",
     "errors",
+    "explain",
     "function",
     "get_replica_context",
     "get_strategy",

@@ -277,6 +277,23 @@ def collectives_of_a_compiled_step(job: Job) -> Any:
 
 
 @check
+def a_step_is_explained_by_one_worker_alone(job: Job) -> Any:
+    @rx.function
+    def step(x: Any) -> Any:
+        def replica_fn(x: Any) -> Any:
+            return rx.get_replica_context().all_reduce("mean", x)
+
+        return job.strategy.run(replica_fn, args=(x,))
+
+    compiled = sum(each.bytes for each in step.collectives(job.ids))
+    if job.rank == 0:
+        [program] = rx.explain(step, job.ids).programs
+        assert program.bytes_sent == program.bytes_compiled == compiled > 0
+        assert rx.explain(step, job.ids, replicas=64).replicas == 64
+    return numbers(step(job.ids))
+
+
+@check
 def variables_of_all_kinds_in_a_compiled_step(job: Job) -> Any:
     w = job.variable([1.0, 1.0], name="w")
     mean = job.variable(0.0, aggregation="mean", name="mean")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from replicax.errors import InvalidArgumentError, ReplicaxError
 
+from ._explain import explain
 from ._run import run
+
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"run": run, "explain": explain}
 
 _USAGE = """\
 usage: replicax COMMAND ...
 
 commands:
   run        start the workers of a job, watch them, and report the first failure
+  explain    show what a step is: its boundary, proof, collectives, memory and cost
 
 `replicax COMMAND --help` tells more.
 """
@@ -36,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments[0] if arguments else None
-    if command == "run":
-        return _reported(arguments[1:])
+    if command in _COMMANDS:
+        return _reported(command, arguments[1:])
     if command in ("--version", "-V"):
         import replicax  # noqa: PLC0415 - the package is complete by now
 
@@ -52,9 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _WRONG_USAGE
 
 
-def _reported(arguments: Sequence[str]) -> int:
+def _reported(command: str, arguments: Sequence[str]) -> int:
     try:
-        return run(arguments)
+        return _COMMANDS[command](arguments)
     except ReplicaxError as error:
-        sys.stderr.write(f"replicax run: {error}\n")
+        sys.stderr.write(f"replicax {command}: {error}\n")
         return _WRONG_USAGE if isinstance(error, InvalidArgumentError) else 1

@@ -10,6 +10,7 @@ from . import _mapped as mapped
 from ._hlo import CompiledCollective as CompiledCollective
 from ._hlo import collectives_in as collectives_in
 from ._keys import CollectiveKeys as CollectiveKeys
+from ._keys import looking_ahead as looking_ahead
 from ._ledger import KINDS as KINDS
 from ._ledger import Entry as Entry
 from ._ledger import Ledger as Ledger
@@ -44,6 +45,7 @@ __all__ = [
     "collectives_in",
     "differences",
     "local",
+    "looking_ahead",
     "mapped",
     "plan_packs",
     "run_replicas",

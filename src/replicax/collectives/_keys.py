@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from replicax.errors import ArgumentTypeError, InvalidArgumentError, describe
 
@@ -81,9 +82,34 @@ class CollectiveKeys:
                         fix="pass one of these devices, spelled the same.",
                     )
                 )
-            key = self._next_instance.get((group_key, device), _FIRST_INSTANCE_KEY)
-            self._next_instance[group_key, device] = key + 1
+            copies = _HERE.copies
+            counters = self._next_instance
+            if copies is not None:
+                counters = copies.setdefault(id(self), dict(counters))
+            key = counters.get((group_key, device), _FIRST_INSTANCE_KEY)
+            counters[group_key, device] = key + 1
             return key
+
+
+class _Here(threading.local):
+    copies: dict[int, dict[tuple[int, str | None], int]] | None = None
+
+
+_HERE = _Here()
+
+
+@contextlib.contextmanager
+def looking_ahead() -> Iterator[None]:
+    """While inside, this thread gets the keys that would come next, and uses none of them up.
+
+    For programs that are traced to be looked at, which one worker may do alone.
+    """
+    before = _HERE.copies
+    _HERE.copies = {} if before is None else before
+    try:
+        yield
+    finally:
+        _HERE.copies = before
 
 
 def _checked(devices: Sequence[str]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from replicax.values import Frame, current_frame
 
 if TYPE_CHECKING:
     from replicax.input._distributed import DistributedDataset
+    from replicax.input._plan import InputPlan
 
 # A batch, the number of its step, and that of the step after.
 _Taken = tuple[Any, int, int]
@@ -57,6 +58,11 @@ class DistributedIterator(Distributed, BatchSource):
         self._batches: Iterator[tuple[int, Any]] | None = None
         self._is_closed = self._has_ended = False
         self._returned: list[_Taken] = []
+
+    @property
+    def plan(self) -> InputPlan | None:
+        """Which replica reads which rows at which step; None if only each pipeline knows."""
+        return self._dataset.plan
 
     # -- taking batches ------------------------------------------------------
 

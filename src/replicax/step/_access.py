@@ -17,6 +17,7 @@ import numpy as np
 
 from replicax import errors
 from replicax.collectives import Entry
+from replicax.step._run_facts import RunFacts
 from replicax.values import (
     Frame,
     PerReplica,
@@ -92,6 +93,7 @@ class FunctionTrace(TracedVariables):
         used: Variables that were read or written.
         created: Variables that were created; the trace holds their first values as constants.
         entries: The collectives, in program order.
+        runs: The runs of replica functions, in program order.
         mirrored: Results of runs that are proved mirrored, by identity, and whether a collective
             combined them.
         feed: The batches that the function takes by itself; see `_feeding`.
@@ -104,6 +106,7 @@ class FunctionTrace(TracedVariables):
         self.used: set[Variable] = set()
         self.created: list[Variable] = []
         self.entries: list[Entry] = []
+        self.runs: list[RunFacts] = []
         self.mirrored: dict[int, tuple[Any, bool]] = {}
         self.feed: Any = None
 

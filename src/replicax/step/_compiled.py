@@ -24,9 +24,10 @@ from replicax.step._arguments import (
 )
 from replicax.step._body import Body, Outcome, traced
 from replicax.step._padding import Padding, check_alignment, padding_of
-from replicax.step._proof import Source, prove
+from replicax.step._proof import Proof, Source, prove
 from replicax.step._results import combined_outputs
 from replicax.step._row_count import check_row_count
+from replicax.step._run_facts import Crossing, RunFacts
 from replicax.step._unplaced import unplaced
 from replicax.step._written import check_writes, describe_source
 from replicax.values import (
@@ -89,7 +90,8 @@ def run_compiled(
     if padding is not None:
         aligned, wider = padding.row_aligned(body, local, rows_aval, program, strategy)
 
-    causes = _proved(strategy, program, operands, padding)
+    proof = _proved(strategy, program, operands, padding)
+    causes = list(proof.outputs)
     count = len(outcome.paths)
     # A sync-on-read variable has one value a replica, whether they differ or not.
     causes[count:] = [
@@ -97,9 +99,9 @@ def run_compiled(
         for variable, cause in zip(outcome.written, causes[count:], strict=True)
     ]
     check_writes(outcome.written, causes[count:])
+    labels = [f"result{path}" for path in outcome.paths]
+    labels += [f"variable `{variable.name}`" for variable in outcome.written]
     if padding is not None:
-        labels = [f"result{path}" for path in outcome.paths]
-        labels += [f"variable `{variable.name}`" for variable in outcome.written]
         padding.require_mask(
             program,
             [operand.source for operand in operands],
@@ -118,6 +120,17 @@ def run_compiled(
         specs.append(PartitionSpec(AXIS))
     outputs = _emit(strategy, program, inputs, specs, causes)
     trace.entries.extend(outcome.entries)
+    trace.runs.append(
+        RunFacts(
+            function=getattr(fn, "__name__", repr(fn)),
+            inputs=tuple(Crossing.of(x.label, x.local_aval, x.source) for x in operands),
+            outputs=tuple(map(Crossing.of, labels, program.out_avals, causes)),
+            requested=outcome.entries,
+            collectives=proof.collectives,
+            is_padded=padding is not None,
+            jaxpr=program.jaxpr,
+        )
+    )
     for (variable, site), value in zip(outcome.written.items(), outputs[count:], strict=True):
         variables.store(variable, value, site)
     is_combined = combined_outputs(program)
@@ -129,20 +142,21 @@ def run_compiled(
 
 def _proved(
     strategy: StrategyLike, program: Any, operands: Sequence[_Operand], padding: Padding | None
-) -> list[Source | None]:
-    """Why each output varies; None if it is proved mirrored."""
-    if strategy.num_replicas_in_sync == 1:  # Nothing can differ.
-        return [None] * len(program.out_avals)
+) -> Proof:
+    """Why each output varies."""
+    if strategy.num_replicas_in_sync == 1:  # Nothing can differ, and nothing is sent.
+        return Proof((None,) * len(program.out_avals), ())
     sources = [operand.source for operand in operands]
     if padding is not None:
         sources.append(Source(f"the row count of {padding.label}", None))
-    return list(prove(program, sources, axis_name=AXIS).outputs)
+    return prove(program, sources, axis_name=AXIS)
 
 
 @dataclass(frozen=True)
 class _Operand:
     """One array that goes into the mapped program."""
 
+    label: str
     stacked_or_mirrored: Any  # None if the program does not use it
     local_aval: Any
     spec: PartitionSpec
@@ -153,14 +167,14 @@ def _operand(strategy: StrategyLike, leaf: Leaf) -> _Operand:
     if not leaf.is_per_replica:
         array = jnp.asarray(leaf.value)
         aval = jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=array.weak_type)
-        return _Operand(array, aval, PartitionSpec(), None)
+        return _Operand(leaf.label, array, aval, PartitionSpec(), None)
     value: PerReplica = leaf.value
     check_components(strategy, leaf, is_compiled=True)
     stacked = value.stacked
     if stacked is None:
         stacked = stack_components(value.values, leaf.label)
     aval = jax.ShapeDtypeStruct(stacked.shape[1:], stacked.dtype)
-    return _Operand(stacked, aval, PartitionSpec(AXIS), Source(leaf.label, None))
+    return _Operand(leaf.label, stacked, aval, PartitionSpec(AXIS), Source(leaf.label, None))
 
 
 _OWN_VALUE = Source("what each replica writes to its own copy", None)
@@ -171,7 +185,7 @@ def _copy(variable: Variable, variables: VariableAccess, *, is_used: bool) -> _O
     stacked = jnp.asarray(variables.read(variable)) if is_used else None
     aval = jax.ShapeDtypeStruct(variable.shape, variable.dtype)
     source = Source(f"variable `{variable.name}`, which has one value a replica (ON_READ)", None)
-    return _Operand(stacked, aval, PartitionSpec(AXIS), source)
+    return _Operand(f"variable `{variable.name}`", stacked, aval, PartitionSpec(AXIS), source)
 
 
 def _emit(

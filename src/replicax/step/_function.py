@@ -85,6 +85,10 @@ class Function:
             )
         return BoundFunction(self._methods[key], instance)
 
+    def fresh(self) -> Function:
+        """The same function, which has not been traced yet."""
+        return Function(self.fn, donate=self._donate, static_argnames=tuple(self._static))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Function:
         """A function of its own, which has not been traced yet."""
         fn = copy.deepcopy(self.fn, memo)
@@ -190,7 +194,7 @@ class Function:
     ) -> tuple[Program, Any, Any]:
         """The program for the structure of these arguments, and the arguments as it takes them."""
         mesh = scope.replica_mesh if scope is not None else None
-        args, kwargs = _stacked((args, kwargs), self._names(args), mesh)
+        args, kwargs = stacked((args, kwargs), self._names(args), mesh)
         self._check_arguments(args, kwargs)
         leaves, structure = jax.tree.flatten((args, kwargs))
         program = self._programs.get((scope, structure))
@@ -269,14 +273,20 @@ class Function:
         Returns:
             JAX's own object: `.as_text()`, `.compile().as_text()`, `.compile().cost_analysis()`.
         """
-        lowered: jax.stages.Lowered = self._looked_at(Function._lower, args, kwargs)
+        lowered: jax.stages.Lowered = self.look_at(Function._lower, args, kwargs)
         return lowered
 
-    def _looked_at(self, look: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What `look` says of the function that these arguments are for, without running it."""
+    def look_at(self, look: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What `look` says of the function that these arguments are for, without running it.
+
+        Args:
+            look: Is called with a `Function` and its arguments, batches in the place of iterators.
+            args: The arguments.
+            kwargs: The named arguments.
+        """
         if self._static:
             variant, args, kwargs = self._specialised(args, kwargs)
-            return variant._looked_at(look, args, kwargs)
+            return variant.look_at(look, args, kwargs)
         if self._fed is None and not has_sources(args, kwargs):
             try:
                 return look(self, *args, **kwargs)
@@ -312,11 +322,11 @@ class Function:
 
     def requested_collectives(self, *args: Any, **kwargs: Any) -> tuple[Entry, ...]:
         """List the collectives that the replica functions ask for, in program order."""
-        entries: tuple[Entry, ...] = self._looked_at(Function._entries, args, kwargs)
+        entries: tuple[Entry, ...] = self.look_at(Function._entries, args, kwargs)
         return entries
 
     def _entries(self, *args: Any, **kwargs: Any) -> tuple[Entry, ...]:
-        leaves, structure = jax.tree.flatten(_stacked((args, kwargs), self._names(args)))
+        leaves, structure = jax.tree.flatten(stacked((args, kwargs), self._names(args)))
         return self.trace_program(structure, leaves).entries
 
     def __repr__(self) -> str:
@@ -336,7 +346,7 @@ def _created_again(created: Sequence[Variable], function: str) -> errors.Context
     )
 
 
-def _stacked(tree: Any, names: Sequence[str], mesh: ReplicaMesh | None = None) -> Any:
+def stacked(tree: Any, names: Sequence[str], mesh: ReplicaMesh | None = None) -> Any:
     """Stack per-replica values of `(args, kwargs)` that are held as components.
 
     Those of a strategy that spans processes are the components of this process.

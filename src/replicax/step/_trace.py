@@ -13,6 +13,7 @@ import numpy as np
 from replicax import errors
 from replicax.collectives import Entry
 from replicax.step._access import FunctionTrace
+from replicax.step._run_facts import RunFacts
 from replicax.values import (
     Frame,
     Mirrored,
@@ -24,6 +25,7 @@ from replicax.values import (
     entered,
     live_variables,
 )
+from replicax.values._imagined import imagined_mesh
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Traced:
         created: Those that were created, which are constants in the jaxpr.
         strategy: The strategy whose replicas it runs on, or None.
         entries: The collectives that the replica functions asked for, in order.
+        runs: The runs of replica functions, in order.
     """
 
     jaxpr: Any
@@ -52,6 +55,7 @@ class Traced:
     form: Any
     strategy: StrategyLike | None
     entries: tuple[Entry, ...]
+    runs: tuple[RunFacts, ...]
 
     def evaluate(self, values: dict[Variable, Any], leaves: Sequence[Any]) -> tuple[list[Any], Any]:
         """Emit the program into the current trace.
@@ -107,12 +111,19 @@ def trace(
             form=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), result),
             strategy=access.strategy or _strategy_of(access.used),
             entries=tuple(access.entries),
+            runs=tuple(access.runs),
         )
         return [access.values[variable] for variable in access.stored] + result_leaves
 
-    avals = [jax.ShapeDtypeStruct(v._value.shape, v.dtype) for v in variables]
+    avals = [jax.ShapeDtypeStruct(_state_shape(v), v.dtype) for v in variables]
     jaxpr = jax.make_jaxpr(flat)(avals, list(leaves))
     return Traced(jaxpr=jaxpr, variables=variables, **facts)
+
+
+def _state_shape(variable: Variable) -> tuple[int, ...]:
+    shape: tuple[int, ...] = variable._value.shape
+    mesh = imagined_mesh(variable.strategy)
+    return (mesh.num_replicas, *shape[1:]) if mesh is not None and variable.is_on_read else shape
 
 
 def _check_variables(access: FunctionTrace) -> None:

@@ -31,6 +31,7 @@ from replicax.values import (
 from replicax.values import _combine as combine
 from replicax.values import _exchange as exchange
 from replicax.values import _sparse as sparse
+from replicax.values._imagined import imagined_mesh
 from replicax.values._workers import meet_to_combine
 
 
@@ -57,12 +58,12 @@ class CrossReplicaOperations:
     @property
     def replica_mesh(self) -> ReplicaMesh:
         """The replicas as a mesh of devices with the axis `"replica"`."""
-        return self._mesh
+        return imagined_mesh(self) or self._mesh
 
     @property
     def num_replicas_in_sync(self) -> int:
         """Number of replicas that take each step together."""
-        return self._mesh.num_replicas
+        return self.replica_mesh.num_replicas
 
     @property
     def parameter_device(self) -> jax.Device | None:
