@@ -27,8 +27,9 @@ from ._escape import SIGNAL, Escape
 from ._failure import Failure
 from ._frames import Message
 from ._gatherings import Gatherings
-from ._guard import OtherGuard
+from ._guard import MainGuard, OtherGuard
 from ._master_process import MasterProcess
+from ._order import ORDER
 from ._timeouts import Timeouts
 from ._waiting import call_elsewhere
 from ._watcher import Watcher
@@ -66,6 +67,7 @@ class Runtime:
         self._addresses = addresses
         self._control = control
         self._gatherings = Gatherings(control)
+        self._telling = threading.Lock()
         self._aborted = threading.Event()
         self._welcomed = threading.Event()
         self._refused: str | None = None
@@ -178,6 +180,8 @@ class Runtime:
         return worker
 
     def _start(self, coordinator_address: str | None) -> None:
+        ORDER.restart()
+        ORDER.is_watched = True
         self._endings.install()
         self._control.send("hello", **_startup.hello(self.rank, self.world_size, self._addresses))
         self._watcher.start()
@@ -311,6 +315,7 @@ class Runtime:
             self._has_left = True
             # Who has said good-bye may lose the service; a client that is still there aborts.
             self._disconnect()
+            self._tell_order()
             self._control.send("bye")
             self._aborted.wait(ECHO_S)  # For the answer; a failure has set it already.
             self._end()
@@ -327,6 +332,11 @@ class Runtime:
         return error
 
     # --- for the guard -------------------------------------------------------------------
+
+    @property
+    def main_guard(self) -> MainGuard:
+        """The guard of the main thread."""
+        return self._guard
 
     def after_wait(self, error: BaseException) -> None:
         """Raises the failure behind an exception that the engine raised in a guard."""
@@ -352,10 +362,17 @@ class Runtime:
 
     # --- for the watcher -----------------------------------------------------------------
 
-    def beacon(self) -> None:
-        """Sends a sign of life."""
+    def beacon(self) -> bool:
+        """Sends a sign of life, and what was run; returns whether to do so again soon."""
         guard = self._guard
         self._control.send("beacon", waits=guard.count, waiting=guard.depth > 0, step=self.step)
+        return self._tell_order()
+
+    def _tell_order(self) -> bool:
+        with self._telling:  # What is told in another order makes no sense.
+            for news in ORDER.news():
+                self._control.send("order", **news)
+            return ORDER.is_entering
 
     def heard(self, message: Message) -> None:
         """A message of the master that is no abort."""
@@ -380,7 +397,9 @@ class Runtime:
         self._escape.failure = failure
         if not self._escape.is_own and not self._has_left:
             # A failure of this very worker means that it stands still, and in no guard.
-            self._escape.abort(by_force=failure.rank == self.rank)
+            # After a mismatch none of them may go on.
+            is_own = failure.rank == self.rank or failure.kind == "mismatch"
+            self._escape.abort(by_force=is_own)
             self._shut_engine()
         self._aborted.set()
         self._welcomed.set()
