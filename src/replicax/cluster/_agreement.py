@@ -9,6 +9,7 @@ from replicax.errors import CollectiveMismatchError, ReplicaxError, Table, descr
 
 from ._gather import meet, site_here
 from ._order import ORDER
+from ._runtime import runtime
 
 _DOING, _SITE = "call", "at"
 _PLACE, _LAST = "order before", "last run"
@@ -64,6 +65,8 @@ def agree(
     if _DOING in differing:
         raise _another_call(records)
     if any(record.get(_PLACE) != first.get(_PLACE) for record in records):
+        if (worker := runtime()) is not None:
+            worker.compare_orders()  # The master knows more.
         raise _another_order(records)
     if not differing:
         return records

@@ -292,6 +292,16 @@ class Runtime:
         """
         self._escape.check()
 
+    def compare_orders(self) -> None:
+        """Raises where the workers have gone apart, if they have: all must look. Context: any.
+
+        Raises:
+            CollectiveMismatchError: The first program or meeting that differs, on each worker.
+        """
+        self._tell_order()
+        self._aborted.wait(CULPRIT_S)
+        self.check()
+
     def fail(self, error: BaseException) -> None:
         """Tells all workers that this one failed. Only the first failure counts. Context: any.
 
