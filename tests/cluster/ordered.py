@@ -43,7 +43,7 @@ def work(runtime, say):
             step(0.5)
             continue
         if is_apart and fault == "stall":
-            time.sleep(30)
+            time.sleep(20)
         if is_apart and fault == "leave":
             return
         if is_apart and fault == "meet":

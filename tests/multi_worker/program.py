@@ -381,6 +381,31 @@ def programs_that_differ_are_told_before_they_run(job: Job) -> Any:
 
 
 @check
+def collectives_of_an_eager_run_that_differ_are_told(job: Job) -> Any:
+    told = {}
+    for name, (fn, _) in replica_functions(job.rank).items():
+        if name not in {"constant", "array", "arithmetic"}:  # Results may differ.
+            told[name] = raised(
+                rx.errors.CollectiveMismatchError,
+                lambda fn=fn: job.strategy.run(fn, args=(job.ids,)),
+            )
+    assert "float16" in told["dtype"]
+    assert "program.py:" in told["op"]
+
+    def one(x: Any) -> Any:
+        return x
+
+    def other(x: Any) -> Any:
+        return x
+
+    fn = other if job.rank else one
+    told["functions"] = raised(
+        rx.errors.CollectiveMismatchError, lambda: job.strategy.run(fn, args=(job.ids,))
+    )
+    return told
+
+
+@check
 def other_shapes_are_compared_anew(job: Job) -> Any:
     step = rx.function(lambda x: job.strategy.run(lambda x: 2 * x, args=(x,)))
     sums = [float(step(np.ones(size)).sum()) for size in (3, 4, 3, 4)]

@@ -102,7 +102,8 @@ class Order:
             self.ran.append(entry_of(f"meeting {name}"))
             self._pack()
             self._latest = (self._count - 1, doing, site)
-            self._said.append(self._latest)
+            if self.is_watched:
+                self._said.append(self._latest)
 
     def state(self) -> list[int]:
         """How many entries there are, and a hash of all in order."""

@@ -22,6 +22,7 @@ _MOST_RUNS = 1 << 16
 _MOST_NAMES = 4096
 _LONGEST_TEXT = 300
 _NOTHING: Described = ("nothing yet", "-")
+_DROPPED: Described = ("this or one before, which is not known any more", "-")
 
 LEFT = "left the job"
 """What a worker does that has said good-bye."""
@@ -164,18 +165,20 @@ class Orders:
         self, place: int, rank: int | None = None, entry: int | None = None
     ) -> Difference:
         """What each worker does at a place; `rank` is known to make `entry` there."""
-        rows, keys = [], set()
+        rows: list[tuple[int, str, str]] = []
+        keys: list[int] = []
         for other, worker in enumerate(self._workers):
             own = entry if other == rank else self._at(place) if worker.place > place else None
             if own is None and worker.place == place:
                 own = worker.entering or None
+            described = (LEFT, "-") if worker.has_left else _NOTHING
             if own is not None:
-                keys.add(own >> VARIANT_BITS)
+                keys.append(own >> VARIANT_BITS)
                 described = worker.described(place, own)
-            else:
-                described = (LEFT, "-") if worker.has_left else _NOTHING
+            elif worker.place > place:
+                described = _DROPPED
             rows.append((other, *described))
-        return Difference(place, tuple(rows), is_variant=len(keys) == 1 and rank is not None)
+        return Difference(place, tuple(rows), is_variant=len(keys) > 1 and len(set(keys)) == 1)
 
     # --- comparing -----------------------------------------------------------------------
 
