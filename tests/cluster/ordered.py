@@ -14,11 +14,8 @@ STEPS = 8
 APART = 5
 
 
-def work(runtime, say):
-    fault = os.environ["FAULT"] if runtime.rank == 1 else ""
-    strategy = rx.MultiWorkerMirroredStrategy()
-    with strategy.scope():
-        w = rx.Variable(jnp.zeros(int(os.environ.get("SIZE", "2"))), name="w")
+def programs(strategy, w):
+    """A step with a collective, and one without."""
 
     @rx.function
     def step(rate):
@@ -31,28 +28,50 @@ def work(runtime, say):
     def local():
         return strategy.run(lambda: 2 * w.value)
 
+    return step, local
+
+
+def usual(step, local):
     step(0.5)
     local()
-    for number in range(1, STEPS):
-        runtime.progress(number)
-        is_apart = number == APART and fault
-        if is_apart:
-            say(event="fault")
-        if is_apart and fault == "swap":
-            local()
-            step(0.5)
-            continue
-        if is_apart and fault == "stall":
-            time.sleep(20)
-        if is_apart and fault == "leave":
-            return
-        if is_apart and fault == "meet":
-            cluster.gather("something", number)
-        if not (is_apart and fault == "skip"):
-            step(0.25 if is_apart and fault == "number" else 0.5)
+
+
+def other(fault, step, local):
+    """What worker 1 does instead."""
+    if fault == "swap":
         local()
-        if is_apart and fault == "more":
-            local()
-        time.sleep(0.01)
+        step(0.5)
+    elif fault == "skip":
+        local()
+    elif fault == "more":
+        usual(step, local)
+        local()
+    elif fault == "number":
+        step(0.25)
+        local()
+    elif fault == "meet":
+        cluster.gather("something", 0)
+        usual(step, local)
+    elif fault == "stall":
+        time.sleep(20)
+
+
+def work(runtime, say):
+    fault = os.environ["FAULT"] if runtime.rank == 1 else ""
+    strategy = rx.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        w = rx.Variable(jnp.zeros(2), name="w")
+    step, local = programs(strategy, w)
+    for number in range(STEPS):
+        runtime.progress(number)
+        if number != APART or not fault:
+            usual(step, local)
+            continue
+        say(event="fault")
+        if fault == "leave":
+            return
+        other(fault, step, local)
+    if "CHECKPOINT" in os.environ:
+        rx.checkpoint.Checkpoint(w=w).save(os.environ["CHECKPOINT"])
     cluster.agree("the end", {})
     time.sleep(2)  # A worker that has nothing more to do raises, too.

@@ -49,6 +49,13 @@ def test_workers_that_go_apart_raise_it_with_the_first_difference(job, fault, ow
 
 
 @pytest.mark.slow
+def test_it_is_compared_before_a_checkpoint_is_written(job, tmp_path):
+    folder = tmp_path / "checkpoint"
+    texts(run(job, "more", CHECKPOINT=str(folder)))
+    assert not folder.exists()
+
+
+@pytest.mark.slow
 def test_other_plain_numbers_in_a_later_step_are_told(job):
     for text in texts(run(job, "number")):
         assert "They run one step with arrays of different shapes, or different plain" in text

@@ -314,7 +314,7 @@ class Program:
         names = self.function._names(args)
         entry = compare_program(self, self.traces[new.key], args, kwargs, given, names)
         self._compared[new.key] = entry
-        ORDER.name(entry, f"`{self.function.__name__}`", site_here())
+        ORDER.name(entry, f"`{self.function.__name__}`", f"{site_here()} (first call)")
         signatures = [signature for _, signature in self._compared]
         first = next(iter(self._compared.values()))
         by_call = entry_by_call(first, signatures, args, kwargs)
