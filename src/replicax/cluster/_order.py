@@ -23,6 +23,7 @@ _INVERSE = pow(_FACTOR - 1, -1, _PRIME)
 MOST_RUNS = 2048
 """Entries of one message to the master; repetitions count once."""
 
+_LONGEST = 300  # characters
 _KEPT_NAMES = 4096
 _KEPT_MEETINGS = 256
 
@@ -88,7 +89,8 @@ class Order:
         with self._lock:
             key = entry >> VARIANT_BITS
             if key not in self._names and len(self._names) < _KEPT_NAMES:
-                self._names[key] = self._new_names[key] = (what, site)
+                described = what[:_LONGEST], site[:_LONGEST]
+                self._names[key] = self._new_names[key] = described
 
     def meet(self, name: str, doing: str, site: str) -> None:
         """Enters a meeting.
@@ -101,7 +103,7 @@ class Order:
         with self._lock:
             self.ran.append(entry_of(f"meeting {name}"))
             self._pack()
-            self._latest = (self._count - 1, doing, site)
+            self._latest = (self._count - 1, doing[:_LONGEST], site[:_LONGEST])
             if self.is_watched:
                 self._said.append(self._latest)
 

@@ -20,7 +20,6 @@ _MOST_RUNS = 1 << 16
 """Runs that are kept for workers that are behind."""
 
 _MOST_NAMES = 4096
-_LONGEST_TEXT = 300
 _NOTHING: Described = ("nothing yet", "-")
 _DROPPED: Described = ("this or one before, which is not known any more", "-")
 
@@ -118,9 +117,9 @@ class Orders:
             raise ValueError(f"from {message['from']}, not {worker.place}")
         for key, what, site in message["names"][:_MOST_NAMES]:
             if len(worker.names) < _MOST_NAMES:
-                worker.names[int(key)] = (str(what)[:_LONGEST_TEXT], str(site)[:_LONGEST_TEXT])
+                worker.names[int(key)] = (str(what), str(site))
         for place, what, site in message["said"]:
-            worker.said[int(place)] = (str(what)[:_LONGEST_TEXT], str(site)[:_LONGEST_TEXT])
+            worker.said[int(place)] = (str(what), str(site))
         entering = int(message["entering"])
         if message["runs"] or entering != worker.entering:
             worker.changed = now
@@ -218,7 +217,8 @@ class Orders:
         """Drops what all have come by, and more if that is much."""
         common = min(worker.place for worker in self._workers)
         count = 0
-        for run in self._runs[:-1]:
+        while count < len(self._runs) - 1:
+            run = self._runs[count]
             if run.end > common and len(self._runs) - count <= _MOST_RUNS:
                 break
             self._start_hash = rolled(self._start_hash, run.entry, run.end - self._start)
