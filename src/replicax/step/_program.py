@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 
 from replicax import errors
-from replicax.cluster import ORDER, running, site_here
 from replicax.collectives import IN_FLIGHT, TURNS
 from replicax.step._access import out_of_reach
 from replicax.step._first_leaves import (
@@ -27,9 +26,9 @@ from replicax.step._first_leaves import (
     kinds_of,
     way_to_first_leaf,
 )
+from replicax.step._together import starting
 from replicax.step._trace import Traced
-from replicax.step._variant import entry_by_call
-from replicax.step._workers import check_level, compare_call, compare_program
+from replicax.step._workers import compare_program
 from replicax.values import PerReplica, ReplicaMesh, StrategyLike, Variable
 from replicax.values._cells import Cell, shared_cell
 from replicax.values._lending import COUNTER, keep_lent_arrays
@@ -314,15 +313,15 @@ class Program:
         names = self.function._names(args)
         entry = compare_program(self, self.traces[new.key], args, kwargs, given, names)
         self._compared[new.key] = entry
-        ORDER.name(entry, f"`{self.function.__name__}`", f"{site_here()} (first call)")
-        signatures = [signature for _, signature in self._compared]
-        first = next(iter(self._compared.values()))
-        by_call = entry_by_call(first, signatures, args, kwargs)
-        if not isinstance(by_call, int):
-            by_call = self._of_parts(by_call)
-        self._call = running(self._jitted, by_call)
-        if check_level() == "strict":
-            self._call = self._compared_first(self._call, names)
+        self._call = starting(
+            self._jitted,
+            self.function.__name__,
+            self._compared,
+            args,
+            kwargs,
+            names,
+            self._of_parts,
+        )
 
     def _of_parts(self, of_arguments: Callable[..., Any]) -> Callable[..., Any]:
         """A function of `(args, kwargs)` as one of what the jitted function is given."""
@@ -330,16 +329,6 @@ class Program:
         if not self._has_more:
             return lambda *parts: of_arguments(parts[count:], {})
         return lambda *parts: of_arguments(parts[count:], {**parts[3], **parts[1]})
-
-    def _compared_first(self, call: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-        name = self.function.__name__
-        compare = self._of_parts(lambda args, kwargs: compare_call(name, args, kwargs, names))
-
-        def run(*parts: Any) -> Any:
-            compare(*parts)
-            return call(*parts)
-
-        return run
 
     def lowered(self, args: Sequence[Any], kwargs: dict[str, Any]) -> jax.stages.Lowered:
         """Lower what is about to run, for all workers to compare."""
