@@ -17,6 +17,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import ordered
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import cluster
@@ -171,6 +172,9 @@ def main():
         say(event="joined")
         if env["FAULT"] == "before" and runtime.rank == 1:
             go_wrong("kill")
+        if env.get("LOOP") == "order":
+            ordered.work(runtime, say)
+            return
         step, x = make_step(int(env.get("SIZE", "2000")))
         loop = in_thread if env.get("LOOP") == "thread" else in_main
         loop(runtime, step, x)

@@ -48,12 +48,12 @@ def records(*changes):
     ids=["fact", "call", "missing"],
 )
 def test_what_differs_is_told_with_a_row_a_worker(monkeypatch, changes, words):
-    monkeypatch.setattr(_agreement, "gather", lambda *_, **__: records(*changes))
+    monkeypatch.setattr(_agreement, "meet", lambda *_, **__: records(*changes))
     with pytest.raises(rx.errors.CollectiveMismatchError) as caught:
         agree("f", {"rows": 3}, untold={"host": "a"})
     assert all(word in str(caught.value) for word in words)
 
 
 def test_what_is_untold_may_differ(monkeypatch):
-    monkeypatch.setattr(_agreement, "gather", lambda *_, **__: records({}, {"host": "b"}))
+    monkeypatch.setattr(_agreement, "meet", lambda *_, **__: records({}, {"host": "b"}))
     assert [one["host"] for one in agree("f", {"rows": 3}, untold={"host": "a"})] == ["a", "b"]

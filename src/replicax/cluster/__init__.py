@@ -9,14 +9,20 @@ from __future__ import annotations
 from ._agreement import agree as agree
 from ._cluster_spec import ClusterSpec as ClusterSpec
 from ._failure import Failure as Failure
+from ._first_difference import digest_of as digest_of
+from ._first_difference import first_difference as first_difference
 from ._gather import gather as gather
 from ._gather import guard as guard
 from ._gather import is_alone as is_alone
+from ._gather import site_here as site_here
 from ._joining import join_cluster as join_cluster
 from ._launcher import LaunchOptions as LaunchOptions
 from ._launcher import launch as launch
 from ._master import Master as Master
 from ._master_process import MasterProcess as MasterProcess
+from ._order import ORDER as ORDER
+from ._order import VARIANT_BITS as VARIANT_BITS
+from ._order import entry_of as entry_of
 from ._resolvers import CloudTPUResolver as CloudTPUResolver
 from ._resolvers import ClusterResolver as ClusterResolver
 from ._resolvers import KubernetesResolver as KubernetesResolver
@@ -28,11 +34,14 @@ from ._resolvers import TorchrunResolver as TorchrunResolver
 from ._resolvers import UnionResolver as UnionResolver
 from ._resolvers import detect_cluster as detect_cluster
 from ._resolvers import expand_hostlist as expand_hostlist
+from ._running import running as running
 from ._runtime import Runtime as Runtime
 from ._runtime import runtime as runtime
 from ._timeouts import Timeouts as Timeouts
 
 __all__ = [
+    "ORDER",
+    "VARIANT_BITS",
     "CloudTPUResolver",
     "ClusterResolver",
     "ClusterSpec",
@@ -51,11 +60,16 @@ __all__ = [
     "UnionResolver",
     "agree",
     "detect_cluster",
+    "digest_of",
+    "entry_of",
     "expand_hostlist",
+    "first_difference",
     "gather",
     "guard",
     "is_alone",
     "join_cluster",
     "launch",
+    "running",
     "runtime",
+    "site_here",
 ]

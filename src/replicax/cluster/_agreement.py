@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from replicax.errors import CollectiveMismatchError, ReplicaxError, Table, call_site, describe
+from replicax.errors import CollectiveMismatchError, ReplicaxError, Table, describe
 
-from ._gather import gather
+from ._gather import meet, site_here
+from ._order import ORDER
+from ._runtime import runtime
 
 _DOING, _SITE = "call", "at"
+_PLACE, _LAST = "order before", "last run"
 
 
 def agree(
@@ -23,6 +26,8 @@ def agree(
     timeout: float | None = None,
 ) -> list[dict[str, Any]]:
     """Meet the other workers and make sure that they do the same. Collective: yes.
+
+    And that they have done the same before: as many programs and meetings, in the same order.
 
     Args:
         doing: What all are about to do, such as ``strategy.gather``.
@@ -46,10 +51,12 @@ def agree(
         (3, 'a')
     """
     compared = {_DOING: doing, **facts}
-    site = {_SITE: str(call_site() or "not known")}
-    records = gather("workers", {**compared, **(untold or {}), **site}, timeout=timeout)
+    site = site_here()
+    told = {_SITE: site, _PLACE: ORDER.state(), _LAST: ORDER.last()}
+    record = {**compared, **(untold or {}), **told}
+    records = meet("workers", record, doing, site, timeout=timeout)
     names = dict.fromkeys(name for record in records for name in record)
-    ignored, first = {*(untold or {}), _SITE}, records[0]
+    ignored, first = {*(untold or {}), *told}, records[0]
     differing = [
         name
         for name in names
@@ -57,6 +64,10 @@ def agree(
     ]
     if _DOING in differing:
         raise _another_call(records)
+    if any(record.get(_PLACE) != first.get(_PLACE) for record in records):
+        if (worker := runtime()) is not None:
+            worker.compare_orders()  # The master knows more.
+        raise _another_order(records)
     if not differing:
         return records
     rows = [
@@ -83,5 +94,17 @@ def _another_call(records: list[dict[str, Any]]) -> CollectiveMismatchError:
             "workers.",
             fix="Do not make such a call under a condition that only some workers meet, such as "
             "`if is_chief:`.",
+        )
+    )
+
+
+def _another_order(records: list[dict[str, Any]]) -> CollectiveMismatchError:
+    rows = [(i, record[_PLACE][0], *record[_LAST]) for i, record in enumerate(records)]
+    return CollectiveMismatchError(
+        describe(
+            f"The workers met in {records[0][_DOING]}, but did not run the same before.",
+            table=Table(("worker", "has run", "last", "at"), rows),
+            why="All workers must run the same programs, and meet, in the same order.",
+            fix="Run the same number of steps on every worker, in the same order.",
         )
     )

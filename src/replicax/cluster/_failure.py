@@ -9,9 +9,15 @@ import traceback as _traceback
 from collections.abc import Mapping
 from typing import Any
 
-from replicax.errors import Origin, WorkerFailedError, describe, worker_failed
+from replicax.errors import (
+    CollectiveMismatchError,
+    Origin,
+    WorkerFailedError,
+    describe,
+    worker_failed,
+)
 
-KINDS = ("exception", "signal", "exit", "lost", "frozen", "stall", "never came")
+KINDS = ("exception", "signal", "exit", "lost", "frozen", "stall", "never came", "mismatch")
 MAX_TEXT = 64 * 1024
 """Longest message or traceback that is sent; the middle of a longer one is left out."""
 
@@ -21,8 +27,9 @@ class Failure:
     """What is known of the first failure of a job.
 
     Attributes:
-        rank: The worker that failed; None for the master itself.
-        kind: How: `exception`, `signal`, `exit`, `lost`, `frozen`, `stall`, `never came`.
+        rank: The worker that failed; None for the master itself, or for a mismatch.
+        kind: How: `exception`, `signal`, `exit`, `lost`, `frozen`, `stall`, `never came`, or
+            `mismatch`, where workers have done different things.
         time: When it was noticed, in seconds since the epoch.
         step: The last step that the worker has reported, if any.
         message: One line or more for people.
@@ -93,10 +100,14 @@ class Failure:
     @property
     def who(self) -> str:
         """The culprit, in words."""
+        if self.kind == "mismatch":
+            return "The order of the workers"
         return "The master" if self.rank is None else f"Worker {self.rank}"
 
-    def to_error(self, at: str | None = None) -> WorkerFailedError:
+    def to_error(self, at: str | None = None) -> WorkerFailedError | CollectiveMismatchError:
         """The exception that every other worker raises; `at` says where that one was."""
+        if self.kind == "mismatch":  # It has no culprit: all raise it.
+            return CollectiveMismatchError(self.message if at is None else f"{self.message}\n{at}")
         said = "step" if self.kind == "exception" else "last reported step"
         where = self.kind if self.step is None else f"{self.kind}, {said} {self.step}"
         parts = [f"{self.who} failed ({where}): {self.message}"]

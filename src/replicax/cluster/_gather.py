@@ -11,9 +11,16 @@ from typing import Any
 
 import jax
 
-from replicax.errors import CollectiveTimeoutError, Table, describe, from_exception
+from replicax.errors import (
+    CollectiveTimeoutError,
+    Table,
+    call_site,
+    describe,
+    from_exception,
+)
 
 from ._compat import coordination_client, is_initialized
+from ._order import ORDER
 from ._runtime import runtime
 from ._timeouts import Timeouts
 
@@ -43,11 +50,22 @@ def gather(name: str, data: Any, *, timeout: float | None = None) -> list[Any]:
         >>> gather("example", {"rows": 3})
         [{'rows': 3}]
     """
+    return meet(name, data, f"the meeting {name!r}", site_here(), timeout=timeout)
+
+
+def site_here() -> str:
+    """The line of user code, in words."""
+    return str(call_site() or "not known")
+
+
+def meet(name: str, data: Any, doing: str, site: str, *, timeout: float | None = None) -> list[Any]:
+    """As `gather`, and says in the order of what runs why the workers meet. Collective."""
     worker = runtime()
-    if worker is not None:
-        return worker.gather(name, data, timeout=timeout)
     if is_alone():
         return [json.loads(json.dumps(data))]
+    ORDER.meet(name, doing, site)
+    if worker is not None:
+        return worker.gather(name, data, timeout=timeout)
     return _STORE.gather(name, data, Timeouts().collective if timeout is None else timeout)
 
 

@@ -12,6 +12,7 @@ from replicax.errors import CollectiveTimeoutError, describe
 
 from ._control import Control
 from ._frames import Message
+from ._startup import table_of
 
 _GRACE_S = 5.0
 """How much longer than the master a worker waits, before it gives up by itself."""
@@ -85,6 +86,7 @@ def _message(name: str, answer: Message | None) -> str:
     missing = ", ".join(f"worker {rank}" for rank in answer["missing"])
     return describe(
         f"The meeting {name!r} did not take place: {missing} did not come.",
+        table=table_of(answer.get("workers") or []),
         why=f"{answer['why']}.",
         fix="have all workers make the same calls in the same order.",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ._frames import MAX_BODY, pack, packed
@@ -58,11 +58,12 @@ class Gathers:
         over = [key for key, meeting in self._open.items() if now >= meeting.deadline]
         return [(key, self._open[key].timeout, self._missing(key)) for key in over]
 
-    def dismiss(self, key: Key, why: str) -> None:
-        """Sends those who came to a meeting home."""
+    def dismiss(self, key: Key, why: str, workers: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Sends those who came to a meeting home; `workers` tells them where all are."""
         missing = self._missing(key)
         meeting = self._open.pop(key)
-        frame = pack("ungathered", name=key[0], number=key[1], missing=missing, why=why)
+        told = {"missing": missing, "why": why, "workers": workers}
+        frame = pack("ungathered", name=key[0], number=key[1], **told)
         for rank in meeting.brought:
             self._send(rank, frame)
 

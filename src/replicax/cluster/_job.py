@@ -14,8 +14,10 @@ from ._failure import Failure
 from ._frames import BadFrameError, Message, pack
 from ._gathers import Gathers
 from ._member import Member, find_stalled
+from ._orders import Difference, Orders
 from ._server import Connection
 from ._silence import Silence, identity
+from ._startup import table_of
 from ._timeouts import Timeouts
 
 _log = logging.getLogger(__name__)
@@ -24,6 +26,9 @@ EXIT_STATUS_S = 0.15
 """How long a lost connection waits for the exit status of its process, which says more."""
 
 NO_SIGN = "It gave no sign of life: it is stopped or cut off."
+
+STALL_REPORT_S = 60.0
+"""How long workers may wait for others before that is reported; at most half of `collective`."""
 
 START = "start/"
 """Meetings whose name begins so are part of the start."""
@@ -46,6 +51,7 @@ class Job:
         self.coordinator_port: int | None = None  # told to who joins
         self._clock = clock
         self._gathers = Gathers(world_size, self._send)
+        self._orders = Orders(world_size)
         self._addresses: list[str] | None = None
 
     # --- what a worker says --------------------------------------------------------------
@@ -131,6 +137,13 @@ class Job:
         member.waits, member.is_waiting = waits, is_waiting
         self._note_step(member, message)
 
+    def _order(self, rank: int, message: Message) -> None:
+        self._went_apart(self._orders.heard(rank, message, self._clock()))
+
+    def _went_apart(self, difference: Difference | None) -> None:
+        if difference is not None:
+            self.declare(difference.to_failure())
+
     def _fail(self, rank: int, message: Message) -> None:
         member = self.members[rank]
         record = Failure.from_json(message["failure"])
@@ -152,6 +165,7 @@ class Job:
             {
                 "worker": rank,
                 "step": member.step,
+                **self._orders.where(rank),
                 "waits": member.waits,
                 "is": "waiting" if member.is_waiting else "in Python",
                 "for": f"{now - member.changed:.1f} s",
@@ -167,6 +181,7 @@ class Job:
     def _bye(self, rank: int, _: Message) -> None:
         self.members[rank].left = True
         self._send(rank, pack("farewell"))
+        self._went_apart(self._orders.left(rank))
         self._broadcast(pack("left", rank=rank))
         self._dismiss_for_those_who_left()
 
@@ -178,6 +193,7 @@ class Job:
 
     _HANDLERS: dict[str, Callable[[Job, int, Message], None]] = {  # noqa: RUF012 - constant
         "beacon": _beacon,
+        "order": _order,
         "fail": _fail,
         "trouble": _trouble,
         "gather": _gather,
@@ -234,7 +250,7 @@ class Job:
             return
         for key, waited, missing in self._gathers.late(now):
             self._late(key[0], waited, missing)
-            self._gathers.dismiss(key, f"it was waited for {waited:g} s")
+            self._gathers.dismiss(key, f"it was waited for {waited:g} s", self._states())
         for rank, member in enumerate(self.members):
             if member.lost is not None and now - member.lost >= EXIT_STATUS_S:
                 member.lost = None
@@ -242,6 +258,10 @@ class Job:
             elif member.is_silent(now):
                 self._declare_of(rank, "frozen", NO_SIGN)
         self._look_for_a_stall(now)
+        patience = min(STALL_REPORT_S, self.timeouts.collective / 2)
+        if self._orders.is_stalled(now, patience):
+            table = table_of(self._states())
+            _log.warning("Workers have waited for others for %g s.\n%s", patience, table)
 
     def ping(self) -> None:
         """Tells all workers that the master is alive."""

@@ -1,9 +1,7 @@
-"""A worker's side of the job: how it joins, tells that it is alive, and gets out of waits."""
+"""This process as a worker: how it joins a job, waits in it, and meets the others."""
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -11,42 +9,24 @@ from typing import Any, TypeVar
 
 import jax
 
-from replicax.errors import (
-    CollectiveTimeoutError,
-    ReplicaxError,
-    StartupError,
-    describe,
-    from_exception,
-)
+from replicax.errors import StartupError, describe
 
 from . import _compat, _engine, _startup
 from ._addresses import join_address, split_address
 from ._control import Control
-from ._endings import Endings
-from ._escape import SIGNAL, Escape
-from ._failure import Failure
-from ._frames import Message
-from ._gatherings import Gatherings
 from ._guard import OtherGuard
 from ._master_process import MasterProcess
+from ._order import ORDER
 from ._timeouts import Timeouts
 from ._waiting import call_elsewhere
-from ._watcher import Watcher
+from ._worker import Worker
 
 _Result = TypeVar("_Result")
-
-_log = logging.getLogger(__name__)
-
-CULPRIT_S = 3.0
-"""How long a broken collective waits for the master to say who broke it."""
-
-ECHO_S = 1.0
-"""How long a message that must arrive before this process ends is waited for."""
 
 _current: Runtime | None = None
 
 
-class Runtime:
+class Runtime(Worker):
     """This process as one worker of a job. One a process; `Runtime.join` makes it.
 
     Attributes:
@@ -55,31 +35,6 @@ class Runtime:
         timeouts: How long it waits for what.
         step: The step that runs, for reports of failures; `progress` sets it.
     """
-
-    def __init__(
-        self, rank: int, world_size: int, control: Control, timeouts: Timeouts, addresses: list[str]
-    ) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.timeouts = timeouts
-        self.step: int | None = None
-        self._addresses = addresses
-        self._control = control
-        self._gatherings = Gatherings(control)
-        self._aborted = threading.Event()
-        self._welcomed = threading.Event()
-        self._refused: str | None = None
-        self._escape = Escape(self, self._whereabouts, timeouts.shutdown)
-        self._guard = self._escape.guard
-        self._client: Any = None
-        self._engine: _engine.Engine | None = None
-        self._watcher = Watcher(control, self, timeouts)
-        self._endings = Endings(self, self._escape.on_signal, SIGNAL)
-        self._has_left = False
-        self._host = ""
-        self._states: list[dict[str, Any]] = []
-        self._coordinator_port: int | None = None
-        self._master: MasterProcess | None = None
 
     # --- joining -------------------------------------------------------------------------
 
@@ -178,6 +133,8 @@ class Runtime:
         return worker
 
     def _start(self, coordinator_address: str | None) -> None:
+        ORDER.restart()
+        ORDER.is_watched = True
         self._endings.install()
         self._control.send("hello", **_startup.hello(self.rank, self.world_size, self._addresses))
         self._watcher.start()
@@ -280,157 +237,8 @@ class Runtime:
         """Notes the step that runs, for reports of failures. Costs no message. Context: any."""
         self.step = int(step)
 
-    def check(self) -> None:
-        """Raises the failure of another worker, if there is one. Context: any.
-
-        Raises:
-            WorkerFailedError: A worker, or the master, has failed.
-        """
-        self._escape.check()
-
-    def fail(self, error: BaseException) -> None:
-        """Tells all workers that this one failed. Only the first failure counts. Context: any.
-
-        An exception that ends the program does so by itself.
-        """
-        error = self.explain(error)
-        if self._escape.failure is not None or self._escape.is_own or self._has_left:
-            return
-        self._escape.is_own = True
-        record = Failure.of_exception(error, rank=self.rank, step=self.step)
-        if self._control.send("fail", failure=record.to_json()):
-            self._aborted.wait(ECHO_S)
-        self._shut_engine()
-
-    def leave(self) -> None:
-        """Leaves the job in order. May be repeated. Not collective. Context: any.
-
-        A program that ends does so by itself.
-        """
-        if not self._has_left:
-            self._has_left = True
-            # Who has said good-bye may lose the service; a client that is still there aborts.
-            self._disconnect()
-            self._control.send("bye")
-            self._aborted.wait(ECHO_S)  # For the answer; a failure has set it already.
-            self._end()
-
-    def explain(self, error: BaseException) -> BaseException:
-        """Returns the failure behind an exception of the engine, else the exception. Context: any.
-
-        It may take some seconds until the master knows who failed.
-        """
-        try:
-            self.after_wait(error)
-        except Exception as explained:  # noqa: BLE001 - returned
-            return explained
-        return error
-
-    # --- for the guard -------------------------------------------------------------------
-
-    def after_wait(self, error: BaseException) -> None:
-        """Raises the failure behind an exception that the engine raised in a guard."""
-        if isinstance(error, ReplicaxError) or not _engine.is_trouble(error):
-            return
-        self._control.send("trouble", text=str(error)[-1000:])
-        self._aborted.wait(CULPRIT_S)  # The master also tells where all are.
-        try:
-            self.check()
-        except Exception as failure:
-            raise failure from error
-        if _engine.is_late(error):
-            raise CollectiveTimeoutError(
-                describe(
-                    f"A collective did not end within {self.timeouts.collective:g} s on worker "
-                    f"{self.rank}: {from_exception(error)}",
-                    table=_startup.table_of(self._states),
-                    why="all workers are alive, but one of them is late or in another program.",
-                    fix="look where the others are, or raise rx.Timeouts(collective=...).",
-                )
-            ) from error
-        raise from_exception(error) from error
-
-    # --- for the watcher -----------------------------------------------------------------
-
-    def beacon(self) -> None:
-        """Sends a sign of life."""
-        guard = self._guard
-        self._control.send("beacon", waits=guard.count, waiting=guard.depth > 0, step=self.step)
-
-    def heard(self, message: Message) -> None:
-        """A message of the master that is no abort."""
-        kind = message["kind"]
-        if kind in ("gathered", "ungathered"):
-            self._gatherings.heard(message)
-        elif kind == "refused":
-            self._refused = str(message.get("why"))
-            self._welcomed.set()
-        elif kind == "welcome":
-            self._coordinator_port = message.get("coordinator_port")
-            self._welcomed.set()
-        elif kind == "states":
-            self._states = list(message["workers"])
-        elif kind == "farewell":
-            self._aborted.set()
-        elif kind == "left" and self._engine is not None:
-            self._engine.give_up(int(message["rank"]))
-
-    def abort(self, failure: Failure) -> None:
-        """Gets every thread of this worker out of its wait."""
-        self._escape.failure = failure
-        if not self._escape.is_own and not self._has_left:
-            # A failure of this very worker means that it stands still, and in no guard.
-            self._escape.abort(by_force=failure.rank == self.rank)
-            self._shut_engine()
-        self._aborted.set()
-        self._welcomed.set()
-        self._gatherings.wake()
-
-    def escalate(self, seconds: float) -> None:
-        """Goes further where the program does not hear of the failure."""
-        if not self._has_left:
-            self._escape.escalate(seconds)
-
-    def _whereabouts(self) -> str:
-        step = "" if self.step is None else f", at step {self.step}"
-        return f"This is worker {self.rank}{step}."
-
-    def forked(self) -> None:
-        """Runs in a forked process, which is no worker: it must not keep the connection open."""
+    def _forget(self) -> None:
         global _current  # noqa: PLW0603 - a process is one worker
-        self._has_left = True
-        self._control.close()
-        _current = None
-
-    # --- the end -------------------------------------------------------------------------
-
-    @property
-    def is_failing(self) -> bool:
-        """Whether this process ends because of a failure, its own or another's."""
-        return self._guard.has_failed or self._escape.is_own
-
-    def _shut_engine(self) -> None:
-        if self._engine is not None:
-            self._engine.shut()
-
-    def _disconnect(self) -> None:
-        """Leaves JAX's coordination service."""
-        if self._engine is not None:
-            self._engine.stop()
-        if self._client is not None:
-            _compat.disconnect_client(self._client)
-            self._client = None
-
-    def _end(self) -> None:
-        """Takes down all that joining has set up."""
-        global _current  # noqa: PLW0603 - a process is one worker
-        self._has_left = True
-        self._watcher.stop()
-        self._disconnect()
-        self._control.close()
-        self._endings.remove()
-        if self._master is not None:
-            self._master.stop()  # Ends once all have left.
         if _current is self:
             _current = None
 

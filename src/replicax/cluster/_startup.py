@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import socket
 import sys
@@ -52,7 +53,8 @@ def facts(addresses: list[str]) -> dict[str, Any]:
         "replicax": getattr(sys.modules.get("replicax"), "__version__", None),
     }
     settings = {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
-    return versions | settings | {"host order": ", ".join(addresses)}
+    compared = {"REPLICAX_CHECK": os.environ.get("REPLICAX_CHECK")}
+    return versions | settings | compared | {"host order": ", ".join(addresses)}
 
 
 def devices() -> dict[str, Any]:

@@ -12,12 +12,15 @@ from ._frames import Message
 from ._silence import Silence
 from ._timeouts import BEACON_INTERVAL_S, Timeouts
 
+SOON_S = 0.1
+"""Until the next sign of life, where the last one found something that is just beginning."""
+
 
 class Worker(Protocol):
     """What the watcher tells of, and asks."""
 
-    def beacon(self) -> None:
-        """Sends a sign of life."""
+    def beacon(self) -> bool:
+        """Sends a sign of life; returns whether to send another one soon."""
 
     def heard(self, message: Message) -> None:
         """A message of the master that is no abort."""
@@ -72,8 +75,8 @@ class Watcher:
             if now >= next_beacon:
                 if now - next_beacon > self._timeouts.beacon / 2:
                     self._silence.heard(now)  # This process was stopped: pings lie in the queue.
-                self._worker.beacon()
-                next_beacon = now + BEACON_INTERVAL_S
+                is_eager = self._worker.beacon()
+                next_beacon = now + (SOON_S if is_eager else BEACON_INTERVAL_S)
             try:
                 messages = self._control.receive(next_beacon - now)
             except ConnectionError as error:

@@ -92,7 +92,8 @@ class _Run:
         self.plain = {(leaf.value.shape, leaf.value.dtype) for leaf in self.leaves if leaf.is_array}
         self.devices = self.mesh.local_devices
         self.variables = [EagerVariables(strategy, i) for i in range(len(self.devices))]
-        self.workers = EagerWorkers(strategy) if self.mesh.spans_processes else None
+        spans_processes = self.mesh.spans_processes
+        self.workers = EagerWorkers(strategy, _name_of(fn)) if spans_processes else None
         self.contexts: dict[int, EagerReplicaContext] = {}
         self.before_merges: dict[Variable, jax.Array] = {}
         self.settings = current_settings()

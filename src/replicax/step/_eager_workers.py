@@ -36,13 +36,15 @@ class EagerWorkers:
 
     Args:
         strategy: The strategy, whose replicas lie in several processes.
+        function: The name of the replica function.
 
     Attributes:
         devices: A device of this process for each replica of all; that of the replica if it is
             one of this process.
     """
 
-    def __init__(self, strategy: StrategyLike) -> None:
+    def __init__(self, strategy: StrategyLike, function: str) -> None:
+        self._function = function
         self._mesh = strategy.replica_mesh
         self._name = strategy.name
         owner: Any = strategy
@@ -60,10 +62,11 @@ class EagerWorkers:
 
         Raises:
             WorkerFailedError: Another one has failed.
-            CollectiveMismatchError: Another one is elsewhere.
+            CollectiveMismatchError: Another one is elsewhere, or runs another function.
         """
         self._is_over = True  # Unless all goes well, nobody waits for another message.
-        record = {"state": state, "meetings": self._meetings, **facts}
+        told = {"state": state, "meetings": self._meetings, "function": self._function}
+        record = {**told, **facts}
         records = gather("eager run", record, timeout=self._timeout)
         self._is_over = any(record["state"] == _FAILED for record in records)
         if state == _FAILED:
@@ -73,6 +76,8 @@ class EagerWorkers:
                 raise Failure.from_json(record["failure"]).to_error(
                     f"It was in the same `strategy.run` of {self._name}; no variable was changed."
                 )
+        if any(record["function"] != self._function for record in records):
+            raise _other_function([record["function"] for record in records])
         if any(record["state"] != state for record in records):
             raise _elsewhere(records)
         return records
@@ -279,6 +284,17 @@ def _different_writes(writes: Sequence[Sequence[Any]]) -> errors.VaryingWriteErr
             "all-reduced.",
             fix="Combine the value first: `ctx.all_reduce('mean', value)`, or give the variable an "
             "aggregation (`rx.Variable(..., aggregation='mean')`).",
+        )
+    )
+
+
+def _other_function(names: Sequence[str]) -> errors.CollectiveMismatchError:
+    return errors.CollectiveMismatchError(
+        errors.describe(
+            "The workers run different replica functions.",
+            table=errors.Table(("worker", "function"), list(enumerate(names))),
+            why="All workers must run the same functions in the same order.",
+            fix="Do not choose the function by what only one worker knows, such as its rank.",
         )
     )
 

@@ -65,7 +65,7 @@ def first_leaves(
             paths.setdefault(argument, path)
     found: dict[bool, list[FirstLeaf]] = {False: [], True: []}
     for argument, path in paths.items():
-        way = _way(path[1:])
+        way = way_of(path[1:])
         if way is not None:
             first = jax.tree.leaves(arguments[argument], is_leaf=_is_per_replica)[0]
             place = FirstLeaf(path, isinstance(argument, str), way)
@@ -76,7 +76,7 @@ def first_leaves(
 def way_to_first_leaf(tree: Any) -> Way:
     """The way to the first leaf of a tree; empty if there is none, or no public look-up."""
     with_paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return (_way(with_paths[0][0]) if with_paths else None) or ()
+    return (way_of(with_paths[0][0]) if with_paths else None) or ()
 
 
 # Whether objects of a type are arrays that exist: no tracers, and nothing of numpy. Kept for each
@@ -104,7 +104,8 @@ def _is_per_replica(value: Any) -> bool:
     return isinstance(value, PerReplica)
 
 
-def _way(path: tuple[Any, ...]) -> Way | None:
+def way_of(path: tuple[Any, ...]) -> Way | None:
+    """The look-ups of a path; None where a node has no public one."""
     steps: list[Callable[[Any], Any]] = []
     for key in path:
         match key:

@@ -20,11 +20,16 @@ from replicax.step._arguments import (
 )
 from replicax.step._feeding import FedFunction, OtherBatches, has_sources
 from replicax.step._methods import BoundFunction, reference
-from replicax.step._program import Program, VariablesChanged, check_leaf, signature
+from replicax.step._program import (
+    NotCompared,
+    Program,
+    VariablesChanged,
+    check_leaf,
+    signature,
+)
 from replicax.step._state import check_fed_back, check_returned_state, donated_names
 from replicax.step._static import bound_to, check_hashable, split_static, static_names, without
 from replicax.step._trace import Traced, trace
-from replicax.step._workers import check_workers_call_alike
 from replicax.values import (
     PerReplica,
     ReplicaMesh,
@@ -38,7 +43,14 @@ _COUNT = itertools.count(1)
 
 # What a program raises, before it runs, for arguments of another structure or in other places.
 # What XLA raises while it runs is not among them: by then, arrays have been given away.
-_OTHER_ARGUMENTS = (AttributeError, LookupError, TypeError, ValueError, VariablesChanged)
+_OTHER_ARGUMENTS = (
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    VariablesChanged,
+    NotCompared,
+)
 
 
 class Function:
@@ -155,19 +167,29 @@ class Function:
     def _call_program(
         self, scope: StrategyLike | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        program, args, kwargs = self._program_for(scope, args, kwargs)
-        if not program.was_run:  # Not where it is only looked at: on one worker, perhaps.
-            check_workers_call_alike(program, args, kwargs, self._names(args))
-            program.was_run = True
-        args, kwargs = program.placed(args, kwargs)
+        program, *given = self._program_for(scope, args, kwargs)
+        args, kwargs = program.placed(*given)
         self._latest = program
+        while True:
+            try:
+                return program.run(args, kwargs)
+            except VariablesChanged as changed:
+                program = self._latest = self._rebuilt(program, changed.traced, args, kwargs)
+            except NotCompared as new:
+                self._compare(program, new, args, kwargs, given)
+            finally:
+                program.failed_while_tracing = False
+
+    def _compare(
+        self, program: Program, new: NotCompared, args: Any, kwargs: Any, given: Any
+    ) -> None:
+        """Have the workers compare a new trace; where they differ, it is made anew next time."""
         try:
-            return program.run(args, kwargs)
-        except VariablesChanged as changed:
-            program = self._latest = self._rebuilt(program, changed.traced, args, kwargs)
-        finally:
-            program.failed_while_tracing = False
-        return program.run(args, kwargs)
+            program.compare(new, args, kwargs, given)
+        except BaseException:
+            self._latest = None
+            self._programs = {key: one for key, one in self._programs.items() if one is not program}
+            raise
 
     # -- building programs ------------------------------------------------------
 

@@ -7,6 +7,7 @@ earlier call. Everything else happens when it has to trace anew.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ import jax
 import jax.numpy as jnp
 
 from replicax import errors
-from replicax.cluster import guard
 from replicax.collectives import IN_FLIGHT, TURNS
 from replicax.step._access import out_of_reach
 from replicax.step._first_leaves import (
@@ -26,7 +26,9 @@ from replicax.step._first_leaves import (
     kinds_of,
     way_to_first_leaf,
 )
+from replicax.step._together import starting
 from replicax.step._trace import Traced
+from replicax.step._workers import compare_program
 from replicax.values import PerReplica, ReplicaMesh, StrategyLike, Variable
 from replicax.values._cells import Cell, shared_cell
 from replicax.values._lending import COUNTER, keep_lent_arrays
@@ -52,6 +54,14 @@ class VariablesChanged(Exception):  # noqa: N818 - a signal, caught by the funct
     def __init__(self, traced: Traced) -> None:
         super().__init__("the program must be built anew")
         self.traced = traced
+
+
+class NotCompared(Exception):  # noqa: N818 - a signal, caught by the function
+    """A new trace has not been compared with those of the other workers."""
+
+    def __init__(self, key: Any) -> None:
+        super().__init__("the workers must compare their programs first")
+        self.key = key
 
 
 class Program:
@@ -83,7 +93,7 @@ class Program:
         self.function, self.scope, self.strategy = function, scope, strategy
         self.written, self.read, self.donated = tuple(written), tuple(read), tuple(donated)
         self.traces: dict[Any, Traced] = {}
-        self.failed_while_tracing = self.was_run = False
+        self.failed_while_tracing = False
         self._mesh: ReplicaMesh | None = strategy.replica_mesh if strategy is not None else None
         self._donated_names = tuple(name for name in self.donated if isinstance(name, str))
         self._first_leaves = first_leaves(args, kwargs, only=self.donated)
@@ -98,9 +108,11 @@ class Program:
         self._has_more = bool(self.read or kwargs)
         self._jitted = self._call = self._jit(args, kwargs)
         self._most = IN_FLIGHT
-        if self._mesh is not None and self._mesh.spans_processes:
-            # A full queue blocks where no failure of another worker is heard of.
-            self._call, self._most = _guarded(self._jitted), IN_FLIGHT // 2
+        self._spans_processes = self._mesh is not None and self._mesh.spans_processes
+        self._compared: dict[Any, int] = {}
+        self._is_looked_at = False
+        if self._spans_processes:  # A full queue blocks where no failure of another is heard of.
+            self._most = IN_FLIGHT // 2
         _DONATED_KINDS.update(kinds_of(args, kwargs, self.donated))
 
     # -- the path of a step ---------------------------------------------------
@@ -113,6 +125,7 @@ class Program:
 
         Raises:
             VariablesChanged: A new trace needs other variables; nothing was run.
+            NotCompared: The workers must compare a new trace first; nothing was run.
             ValueError: (also AttributeError, LookupError, TypeError) The arguments have another
                 structure or lie elsewhere, and nothing was run; or, if `failed_while_tracing`,
                 it is what the user's code raised.
@@ -220,14 +233,15 @@ class Program:
         count = len(self._parts([], {}, [], {}, ()))
         positions = [i for i in (0, 1) if i < count]  # `written` and `named`
         positions += [count + place for place in self.donated if isinstance(place, int)]
+        body = functools.partial(self._body)  # Equal functions would share their traces.
         if self._mesh is None:
-            return jax.jit(self._body, donate_argnums=positions)
+            return jax.jit(body, donate_argnums=positions)
         args, kwargs = layouts(self._mesh, (tuple(args), kwargs))
         named, kwargs = self._split(kwargs)
         written = [variable._sharding for variable in self.written]
         read = [variable._sharding for variable in self.read]
         shardings = self._parts(written, named, read, kwargs, args)
-        return jax.jit(self._body, donate_argnums=positions, in_shardings=shardings)
+        return jax.jit(body, donate_argnums=positions, in_shardings=shardings)
 
     def _parts(
         self,
@@ -277,7 +291,48 @@ class Program:
             traced.used <= {*self.written, *self.read}
         ):
             raise VariablesChanged(traced)
+        if self._spans_processes and key not in self._compared and not self._is_looked_at:
+            raise NotCompared(key)
         return traced
+
+    # -- several processes ------------------------------------------------------
+
+    def compare(self, new: NotCompared, args: Any, kwargs: Any, given: Any) -> None:
+        """Compare a new trace with those of the other workers. Collective.
+
+        Args:
+            new: What `run` has raised.
+            args: The arguments, placed.
+            kwargs: The named arguments, placed.
+            given: Both as they came.
+
+        Raises:
+            CollectiveMismatchError: They are not the same. The program must not be used again: JAX
+                keeps its trace.
+        """
+        names = self.function._names(args)
+        entry = compare_program(self, self.traces[new.key], args, kwargs, given, names)
+        self._compared[new.key] = entry
+        self._call = starting(
+            self._jitted,
+            self.function.__name__,
+            self._compared,
+            args,
+            kwargs,
+            names,
+            self._of_parts,
+        )
+
+    def _of_parts(self, of_arguments: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of `(args, kwargs)` as one of what the jitted function is given."""
+        count = len(self._parts([], {}, [], {}, ()))
+        if not self._has_more:
+            return lambda *parts: of_arguments(parts[count:], {})
+        return lambda *parts: of_arguments(parts[count:], {**parts[3], **parts[1]})
+
+    def lowered(self, args: Sequence[Any], kwargs: dict[str, Any]) -> jax.stages.Lowered:
+        """Lower what is about to run, for all workers to compare."""
+        return self._lowered(self._jitted, args, kwargs)
 
     def placed(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Move arguments to where the program wants them."""
@@ -302,22 +357,24 @@ class Program:
 
     def lower(self, args: Sequence[Any], kwargs: dict[str, Any]) -> jax.stages.Lowered:
         """Lower for inspection, as `jax.stages.Lowered`."""
+        # A trace that JAX keeps is not compared with those of other workers any more.
+        jitted = self._jit(args, kwargs) if self._spans_processes else self._jitted
+        return self._lowered(jitted, args, kwargs)
+
+    def _lowered(
+        self, jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> jax.stages.Lowered:
         named, kwargs = self._split(kwargs)
-        written = self._collect()
-        read = [variable._for_program() for variable in self.read]
-        parts = self._parts(written, named, read, kwargs, args)
-        lowered: jax.stages.Lowered = self._jitted.lower(*parts)
+        with _ONE_AT_A_TIME:
+            written = self._collect()
+            read = [variable._for_program() for variable in self.read]
+            parts = self._parts(written, named, read, kwargs, args)
+            self._is_looked_at = True
+            try:
+                lowered: jax.stages.Lowered = jitted.lower(*parts)
+            finally:
+                self._is_looked_at = False
         return lowered
-
-
-def _guarded(jitted: Callable[..., Any]) -> Callable[..., Any]:
-    """Starting a program, which a failure of another worker ends."""
-
-    def call(*args: Any) -> Any:
-        with guard():
-            return jitted(*args)
-
-    return call
 
 
 def layouts(mesh: ReplicaMesh, tree: Any) -> Any:

@@ -45,7 +45,8 @@ class Report:
 def box(report: Report) -> str:
     """The report for people, with a line around it."""
     failure = report.failure
-    who = "the master" if failure.rank is None else f"worker {failure.rank} of {report.world_size}"
+    nobody = "all workers" if failure.kind == "mismatch" else "the master"
+    who = nobody if failure.rank is None else f"worker {failure.rank} of {report.world_size}"
     moment = dt.datetime.fromtimestamp(failure.time).astimezone()
     after = max(0.0, failure.time - report.started)
     rows = [
@@ -106,6 +107,8 @@ def _others(report: Report) -> str:
 
 
 def _last_words(failure: Failure, tail: Sequence[str]) -> list[str]:
+    if failure.kind == "mismatch":
+        return ["", *failure.message.splitlines()[1:]]
     if failure.traceback:
         return ["", *failure.traceback.rstrip().splitlines()[-_LINES:]]
     starts = [place for place, line in enumerate(tail) if line.startswith(_TRACEBACK)]
