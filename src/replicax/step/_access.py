@@ -17,6 +17,7 @@ import numpy as np
 
 from replicax import errors
 from replicax.collectives import Entry
+from replicax.step._callbacks import Callbacks
 from replicax.values import (
     Frame,
     PerReplica,
@@ -95,6 +96,7 @@ class FunctionTrace(TracedVariables):
         mirrored: Results of runs that are proved mirrored, by identity, and whether a collective
             combined them.
         feed: The batches that the function takes by itself; see `_feeding`.
+        callbacks: The host callbacks.
     """
 
     def __init__(self, values: Mapping[Variable, Any], function_id: int = 0) -> None:
@@ -106,6 +108,7 @@ class FunctionTrace(TracedVariables):
         self.entries: list[Entry] = []
         self.mirrored: dict[int, tuple[Any, bool]] = {}
         self.feed: Any = None
+        self.callbacks = Callbacks()
 
     def read(self, variable: Variable) -> jax.Array:
         """Return the value, and note that the program needs the variable."""

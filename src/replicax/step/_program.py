@@ -18,6 +18,7 @@ from replicax import errors
 from replicax.cluster import guard
 from replicax.collectives import IN_FLIGHT, TURNS
 from replicax.step._access import out_of_reach
+from replicax.step._callbacks import Callbacks, failure_of_any_worker, run_to_the_end
 from replicax.step._first_leaves import (
     FirstLeaf,
     Way,
@@ -47,7 +48,7 @@ _NOT_THERE = (AttributeError, LookupError, TypeError)
 
 
 class VariablesChanged(Exception):  # noqa: N818 - a signal, caught by the function
-    """A new trace uses other variables than the program was built for."""
+    """A new trace uses other variables, or callbacks, than the program was built for."""
 
     def __init__(self, traced: Traced) -> None:
         super().__init__("the program must be built anew")
@@ -66,6 +67,7 @@ class Program:
         donated: Positions and names of the arguments that are donated.
         scope: The strategy in whose scope the function is called, or None.
         strategy: The strategy whose replicas it runs on, or None.
+        callbacks: The host callbacks of the traces that it is for.
     """
 
     def __init__(
@@ -79,11 +81,15 @@ class Program:
         donated: Sequence[int | str],
         scope: StrategyLike | None,
         strategy: StrategyLike | None,
+        callbacks: Sequence[Callbacks] = (),
     ) -> None:
         self.function, self.scope, self.strategy = function, scope, strategy
         self.written, self.read, self.donated = tuple(written), tuple(read), tuple(donated)
         self.traces: dict[Any, Traced] = {}
-        self.failed_while_tracing = self.was_run = False
+        self.callbacks = tuple(callbacks)
+        # What a step computed from the result of a callback that failed must not stay.
+        self._keeps_state = any(one.have_results for one in callbacks)
+        self.failed_in_users_code = self.was_run = False
         self._mesh: ReplicaMesh | None = strategy.replica_mesh if strategy is not None else None
         self._donated_names = tuple(name for name in self.donated if isinstance(name, str))
         self._first_leaves = first_leaves(args, kwargs, only=self.donated)
@@ -101,6 +107,8 @@ class Program:
         if self._mesh is not None and self._mesh.spans_processes:
             # A full queue blocks where no failure of another worker is heard of.
             self._call, self._most = _guarded(self._jitted), IN_FLIGHT // 2
+        if self.callbacks:
+            self._call = self._with_callbacks(self._call)
         _DONATED_KINDS.update(kinds_of(args, kwargs, self.donated))
 
     # -- the path of a step ---------------------------------------------------
@@ -114,7 +122,7 @@ class Program:
         Raises:
             VariablesChanged: A new trace needs other variables; nothing was run.
             ValueError: (also AttributeError, LookupError, TypeError) The arguments have another
-                structure or lie elsewhere, and nothing was run; or, if `failed_while_tracing`,
+                structure or lie elsewhere, and nothing was run; or, if `failed_in_users_code`,
                 it is what the user's code raised.
         """
         if self._kinds_watched != len(_DONATED_KINDS):
@@ -199,6 +207,29 @@ class Program:
         named = {name: kwargs[name] for name in self._donated_names}
         return named, {name: value for name, value in kwargs.items() if name not in named}
 
+    def _with_callbacks(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A step with host callbacks: it ends before anybody sees a result of it."""
+        spans_processes = self._mesh is not None and self._mesh.spans_processes
+
+        def watched(*args: Any) -> Any:
+            outputs, failure = run_to_the_end(call, args, self.callbacks)
+            if self._keeps_state and spans_processes:
+                failure = failure_of_any_worker(failure, self.function.__name__)
+            if failure is None:
+                return outputs
+            if outputs is not None and not self._keeps_state:  # Of the step itself, all is right.
+                self._keep(outputs[0])
+            self.failed_in_users_code = True
+            raise failure
+
+        return watched
+
+    def _keep(self, new: list[Any]) -> None:
+        if self._cell.arrays is not None:
+            self._cell.arrays = new
+        else:
+            self._hand_out(new)
+
     def _find_output(self, result: Any) -> Any:
         """The first array of the result, or None; the next step finds it where this one did.
 
@@ -220,6 +251,7 @@ class Program:
         count = len(self._parts([], {}, [], {}, ()))
         positions = [i for i in (0, 1) if i < count]  # `written` and `named`
         positions += [count + place for place in self.donated if isinstance(place, int)]
+        positions = [] if self._keeps_state else positions
         if self._mesh is None:
             return jax.jit(self._body, donate_argnums=positions)
         args, kwargs = layouts(self._mesh, (tuple(args), kwargs))
@@ -269,11 +301,12 @@ class Program:
     def _trace(self, structure: Any, leaves: Sequence[Any]) -> Traced:
         key = (structure, signature(leaves))
         if key not in self.traces:
-            self.failed_while_tracing = True
+            self.failed_in_users_code = True
             self.traces[key] = self.function.trace_program(structure, leaves)
-            self.failed_while_tracing = False
+            self.failed_in_users_code = False
         traced = self.traces[key]
-        if not (set(traced.written) <= set(self.written)) or not (
+        is_watched = traced.callbacks in self.callbacks or not traced.callbacks.are_there
+        if not (is_watched and set(traced.written) <= set(self.written)) or not (
             traced.used <= {*self.written, *self.read}
         ):
             raise VariablesChanged(traced)

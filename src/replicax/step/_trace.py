@@ -13,6 +13,7 @@ import numpy as np
 from replicax import errors
 from replicax.collectives import Entry
 from replicax.step._access import FunctionTrace
+from replicax.step._callbacks import Callbacks, with_caught_callbacks
 from replicax.values import (
     Frame,
     Mirrored,
@@ -41,6 +42,7 @@ class Traced:
         created: Those that were created, which are constants in the jaxpr.
         strategy: The strategy whose replicas it runs on, or None.
         entries: The collectives that the replica functions asked for, in order.
+        callbacks: The host callbacks.
     """
 
     jaxpr: Any
@@ -52,6 +54,7 @@ class Traced:
     form: Any
     strategy: StrategyLike | None
     entries: tuple[Entry, ...]
+    callbacks: Callbacks
 
     def evaluate(self, values: dict[Variable, Any], leaves: Sequence[Any]) -> tuple[list[Any], Any]:
         """Emit the program into the current trace.
@@ -107,11 +110,13 @@ def trace(
             form=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), result),
             strategy=access.strategy or _strategy_of(access.used),
             entries=tuple(access.entries),
+            callbacks=access.callbacks,
         )
         return [access.values[variable] for variable in access.stored] + result_leaves
 
     avals = [jax.ShapeDtypeStruct(v._value.shape, v.dtype) for v in variables]
     jaxpr = jax.make_jaxpr(flat)(avals, list(leaves))
+    jaxpr = with_caught_callbacks(jaxpr, facts["callbacks"], None)
     return Traced(jaxpr=jaxpr, variables=variables, **facts)
 
 
