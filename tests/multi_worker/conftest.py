@@ -60,16 +60,23 @@ class Job:
 
 @pytest.fixture(scope="session")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """The workers of `program.py`."""
+    with shared_job(tmp_path_factory, PROGRAM) as job:
+        yield job
+
+
+@contextlib.contextmanager
+def shared_job(tmp_path_factory: pytest.TempPathFactory, program: Path) -> Iterator[Job]:
     """Start the program once, also where several test processes share these tests."""
     base = tmp_path_factory.getbasetemp()
     common = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder = common / "multi_worker"
+    folder = common / "_".join(program.with_suffix("").parts[-2:])
     folder.mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
         with locked(folder / "lock"):
             if not (folder / "shared").exists():
                 (folder / "shared").mkdir()
-                stack.enter_context(running(folder))
+                stack.enter_context(running(folder, program))
         yield Job(folder)
 
 
@@ -81,7 +88,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[None]:
+def running(folder: Path, program: Path) -> Iterator[None]:
     """The job, which ends by itself."""
     ours = ("JAX_", "XLA_", "REPLICAX_", "PYTEST_", "COV_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
@@ -105,7 +112,7 @@ def running(folder: Path) -> Iterator[None]:
     ]
     # The shell tells how it ended, whoever asks.
     command = ["/bin/sh", "-c", '"$@"; echo $? > "$0"', folder / "returncode", *run]
-    command += [PROGRAM, folder, folder / "shared"]
+    command += [program, folder, folder / "shared"]
     with (folder / "output").open("w") as output:
         launcher = subprocess.Popen(
             command,

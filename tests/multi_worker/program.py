@@ -568,6 +568,34 @@ def an_eager_run_that_fails_fails_on_all(job: Job) -> Any:
 
 
 @check
+def a_host_callback_that_fails_fails_on_all(job: Job) -> Any:
+    """In the middle of a program, whose other replicas meet afterwards."""
+    w = job.variable(0.0, name="w")
+    culprit = [3]
+
+    def host(replica: Any) -> Any:
+        if int(replica) == culprit[0]:
+            raise KeyError("a key of the host's")
+        return np.float32(1)
+
+    def replica_fn() -> Any:
+        ctx = rx.get_replica_context()
+        me = ctx.replica_id_in_sync_group
+        one = jax.pure_callback(host, jax.ShapeDtypeStruct((), jnp.float32), me)
+        w.assign_add(ctx.all_reduce("sum", one))
+
+    step = job.step(replica_fn)
+    for run in (step, lambda: job.strategy.run(replica_fn)):
+        text = raised(KeyError, run)
+        assert "a key of the host's" in text
+        assert ("Worker 1 failed" in text) == (job.rank == 0)
+        assert float(w) == 0
+    culprit[0] = 4
+    step()
+    return float(w)
+
+
+@check
 def a_metric_counts_the_rows_of_all_workers_and_starts_anew(job: Job) -> Any:
     with job.strategy.scope():
         metric = rx.metrics.Mean(name="metric")

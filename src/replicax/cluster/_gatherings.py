@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from replicax.errors import CollectiveTimeoutError, describe
+from replicax.errors import CollectiveMismatchError, CollectiveTimeoutError, Table, describe
 
 from ._control import Control
 from ._frames import Message
@@ -44,6 +44,7 @@ class Gatherings:
 
         Raises:
             CollectiveTimeoutError: Somebody did not come.
+            CollectiveMismatchError: The others wait elsewhere.
             Exception: What `check` raises.
         """
         with self._lock:
@@ -63,6 +64,10 @@ class Gatherings:
         if answer is not None and answer["kind"] == "gathered":
             return list(answer["data"])
         check()
+        if answer is not None and "elsewhere" in answer:
+            with self._lock:
+                self._numbers[name] = number
+            raise _elsewhere(answer["elsewhere"])
         raise CollectiveTimeoutError(_message(name, answer))
 
     def heard(self, message: Message) -> None:
@@ -78,6 +83,21 @@ class Gatherings:
         with self._lock:
             for slot in self._slots.values():
                 slot.answered.set()
+
+
+def _elsewhere(rows: list[list[Any]]) -> CollectiveMismatchError:
+    return CollectiveMismatchError(
+        describe(
+            "The workers wait for each other in different calls.",
+            table=Table(
+                ["worker", "call", "at"], [[*row[:2], row[2] or "not known"] for row in rows]
+            ),
+            why="all workers must make the same calls in the same order: each of them takes all "
+            "workers.",
+            fix="do not make such a call under a condition that only some workers meet, such as "
+            "`if is_chief:`.",
+        )
+    )
 
 
 def _message(name: str, answer: Message | None) -> str:

@@ -251,6 +251,7 @@ class Job:
         for key, waited, missing in self._gathers.late(now):
             self._late(key[0], waited, missing)
             self._gathers.dismiss(key, f"it was waited for {waited:g} s", self._states())
+        self._gathers.part_the_lost(now)
         for rank, member in enumerate(self.members):
             if member.lost is not None and now - member.lost >= EXIT_STATUS_S:
                 member.lost = None

@@ -17,6 +17,7 @@ import numpy as np
 
 from replicax import errors
 from replicax.collectives import Entry
+from replicax.step._callbacks import Callbacks
 from replicax.step._run_facts import RunFacts
 from replicax.values import (
     Frame,
@@ -97,6 +98,7 @@ class FunctionTrace(TracedVariables):
         mirrored: Results of runs that are proved mirrored, by identity, and whether a collective
             combined them.
         feed: The batches that the function takes by itself; see `_feeding`.
+        callbacks: The host callbacks.
     """
 
     def __init__(self, values: Mapping[Variable, Any], function_id: int = 0) -> None:
@@ -109,6 +111,7 @@ class FunctionTrace(TracedVariables):
         self.runs: list[RunFacts] = []
         self.mirrored: dict[int, tuple[Any, bool]] = {}
         self.feed: Any = None
+        self.callbacks = Callbacks()
 
     def read(self, variable: Variable) -> jax.Array:
         """Return the value, and note that the program needs the variable."""

@@ -7,7 +7,7 @@ name, is here. Each function has a test that fails when jax moves the name.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -101,6 +101,38 @@ def expand_high_primitive(eqn: JaxprEqn) -> Any:
         return primitive.expand(*jax.tree.unflatten(primitive.in_tree, flat))
 
     return jax.make_jaxpr(run)(*(atom.aval for atom in eqn.invars))
+
+
+CALLBACKS = frozenset({"debug_callback", "debug_print", "io_callback", "pure_callback"})
+"""Primitives that call a Python function on the host."""
+
+
+def called_back(eqn: JaxprEqn) -> Callable[..., Sequence[Any]]:
+    """What an equation of `CALLBACKS` calls with flat arrays; it returns flat results."""
+    if eqn.primitive.name == "debug_print":
+        return functools.partial(eqn.primitive.impl, **eqn.params)
+    call = eqn.params["callback"]
+    return (lambda *flat: call(*flat) or ()) if eqn.primitive.name == "debug_callback" else call
+
+
+def bind_callback(
+    eqn: JaxprEqn, host: Callable[..., Any], operands: Sequence[Any]
+) -> Sequence[Any]:
+    """Write an equation of `CALLBACKS` into the running trace, with another host function."""
+    params = eqn.params
+    if eqn.primitive.name == "debug_print":
+        options = {"ordered": params["ordered"], "partitioned": params["partitioned"]}
+        jax.debug.callback(host, *operands, **options)
+        return ()
+    results: Sequence[Any] = eqn.primitive.bind(*operands, **{**params, "callback": host})
+    return results
+
+
+def with_equations(jaxpr: Any, equations: Sequence[JaxprEqn]) -> Any:
+    """A closed or open jaxpr with other equations."""
+    inner, _ = opened(jaxpr)
+    replaced = inner.replace(eqns=list(equations))
+    return replaced if inner is jaxpr else jaxpr.replace(jaxpr=replaced)
 
 
 def registered_primitives() -> Iterator[str]:

@@ -23,6 +23,7 @@ from replicax.step._arguments import (
     stack_components,
 )
 from replicax.step._body import Body, Outcome, traced
+from replicax.step._callbacks import with_caught_callbacks
 from replicax.step._padding import Padding, check_alignment, padding_of
 from replicax.step._proof import Proof, Source, prove
 from replicax.step._results import combined_outputs
@@ -118,7 +119,9 @@ def run_compiled(
     if padding is not None:
         inputs.append(padding.rows)
         specs.append(PartitionSpec(AXIS))
-    outputs = _emit(strategy, program, inputs, specs, causes)
+    axis = (AXIS, strategy.num_replicas_in_sync)
+    emitted = with_caught_callbacks(program, trace.callbacks, axis)
+    outputs = _emit(strategy, emitted, inputs, specs, causes)
     trace.entries.extend(outcome.entries)
     trace.runs.append(
         RunFacts(

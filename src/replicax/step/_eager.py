@@ -22,6 +22,7 @@ from replicax import errors
 from replicax._threads import current_settings, settings
 from replicax.collectives import Meet, Request, local, run_replicas
 from replicax.step._arguments import Leaf, check_components, flatten_arguments
+from replicax.step._callbacks import raising_themselves
 from replicax.step._collective import Collective
 from replicax.step._eager_context import (
     EagerReplicaContext,
@@ -165,13 +166,15 @@ class _Run:
             access=self.variables[place],
             updating=self.updating,
         )
-        with settings(self.settings), jax.default_device(device), entered(frame):
+        where = jax.default_device(device)
+        with settings(self.settings), where, entered(frame), raising_themselves():
             inputs = [
                 self._input(leaf, components, place, device)
                 for leaf, components in zip(self.leaves, self.components, strict=True)
             ]
             args, kwargs = self.structure.unflatten(inputs)
             _, values, structure = flatten_result(self.fn(*args, **kwargs))
+            jax.block_until_ready((values, self.variables[place].written()))
             return structure.unflatten(values)
 
     def _input(self, leaf: Leaf, components: Any, place: int, device: jax.Device) -> Any:

@@ -49,6 +49,7 @@ class EagerReplicaContext(ReplicaContext):
         """Meet the other replicas with concrete arrays."""
         entry = self._entry(collective.kind, collective.op_name, arrays, site)
         here = [jax.device_put(array, self._device) for array in arrays]
+        jax.block_until_ready(here)  # An error in it is this replica's, and is raised here.
         answer: list[jax.Array] = self._meet(Request(entry, (collective, here)))
         self._received.update((id(array), array) for array in answer)
         return answer
@@ -97,6 +98,7 @@ class EagerReplicaContext(ReplicaContext):
                 )
             )
         entry = self._entry("merge_call", name, (), errors.call_site())
+        jax.block_until_ready((args, kwargs))
         return self._meet(Request(entry, (merge_fn, args, kwargs)))
 
 

@@ -75,6 +75,10 @@ class EagerVariables:
         """Whether ``array`` is a copy of a variable, as it was read or written."""
         return any(copy is array for copy in self._copies.values())
 
+    def written(self) -> list[jax.Array]:
+        """The copies that were written."""
+        return [self._copies[variable] for variable in self.stored]
+
     def forget(self) -> None:
         """Drop copies and writes, after they were committed."""
         self._copies.clear()

@@ -18,6 +18,7 @@ from replicax.step._arguments import (
     parameter_names,
     stack_components,
 )
+from replicax.step._callbacks import Callbacks
 from replicax.step._feeding import FedFunction, OtherBatches, has_sources
 from replicax.step._methods import BoundFunction, reference
 from replicax.step._program import (
@@ -130,13 +131,13 @@ class Function:
             try:
                 return latest.run(args, kwargs)
             except _OTHER_ARGUMENTS:
-                if latest.failed_while_tracing:
-                    latest.failed_while_tracing = False
+                if latest.failed_in_users_code:
+                    latest.failed_in_users_code = False
                     raise
             except OtherBatches:
-                latest.failed_while_tracing = False
+                latest.failed_in_users_code = False
             except BaseException:
-                latest.failed_while_tracing = False
+                latest.failed_in_users_code = False
                 raise
         return self._call_anew(scope, args, kwargs)
 
@@ -178,7 +179,7 @@ class Function:
             except NotCompared as new:
                 self._compare(program, new, args, kwargs, given)
             finally:
-                program.failed_while_tracing = False
+                program.failed_in_users_code = False
 
     def _compare(
         self, program: Program, new: NotCompared, args: Any, kwargs: Any, given: Any
@@ -236,6 +237,7 @@ class Function:
         kwargs: Any,
         written: Sequence[Variable],
         read: Sequence[Variable],
+        callbacks: Sequence[Callbacks] = (),
     ) -> Program:
         names = self._names(args)
         places: list[int | str] = [i for i, name in enumerate(names) if name in self._donate]
@@ -248,14 +250,15 @@ class Function:
             donated=places + [name for name in kwargs if name in self._donate],
             scope=scope,
             strategy=traced.strategy,
+            callbacks=[one for one in [*callbacks, traced.callbacks] if one.are_there],
         )
 
     def _rebuilt(self, old: Program, traced: Traced, args: Any, kwargs: Any) -> Program:
-        """Make a program that serves the variables of old and new traces."""
+        """Make a program that serves the variables and callbacks of old and new traces."""
         written = [*old.written, *(v for v in traced.written if v not in old.written)]
         used = {*old.read, *old.written, *traced.used}
         read = [v for v in traced.variables if v in used - set(written)]
-        program = self._new_program(old.scope, traced, args, kwargs, written, read)
+        program = self._new_program(old.scope, traced, args, kwargs, written, read, old.callbacks)
         program.traces.update(old.traces)
         self._programs[old.scope, jax.tree.structure((args, kwargs))] = program
         return program

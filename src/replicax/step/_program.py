@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from replicax import errors
 from replicax.collectives import IN_FLIGHT, TURNS
 from replicax.step._access import out_of_reach
+from replicax.step._callbacks import Callbacks, failure_of_any_worker, run_to_the_end
 from replicax.step._first_leaves import (
     FirstLeaf,
     Way,
@@ -49,7 +50,7 @@ _NOT_THERE = (AttributeError, LookupError, TypeError)
 
 
 class VariablesChanged(Exception):  # noqa: N818 - a signal, caught by the function
-    """A new trace uses other variables than the program was built for."""
+    """A new trace uses other variables, or callbacks, than the program was built for."""
 
     def __init__(self, traced: Traced) -> None:
         super().__init__("the program must be built anew")
@@ -76,6 +77,7 @@ class Program:
         donated: Positions and names of the arguments that are donated.
         scope: The strategy in whose scope the function is called, or None.
         strategy: The strategy whose replicas it runs on, or None.
+        callbacks: The host callbacks of the traces that it is for.
     """
 
     def __init__(
@@ -89,12 +91,17 @@ class Program:
         donated: Sequence[int | str],
         scope: StrategyLike | None,
         strategy: StrategyLike | None,
+        callbacks: Sequence[Callbacks] = (),
     ) -> None:
         self.function, self.scope, self.strategy = function, scope, strategy
         self.written, self.read, self.donated = tuple(written), tuple(read), tuple(donated)
         self.traces: dict[Any, Traced] = {}
-        self.failed_while_tracing = False
+        self.failed_in_users_code = False
+        self.callbacks = tuple(callbacks)
+        # What a step computed from the result of a callback that failed must not stay.
+        self._keeps_state = any(one.have_results for one in callbacks)
         self._mesh: ReplicaMesh | None = strategy.replica_mesh if strategy is not None else None
+        self._spans_processes = self._mesh is not None and self._mesh.spans_processes
         self._donated_names = tuple(name for name in self.donated if isinstance(name, str))
         self._first_leaves = first_leaves(args, kwargs, only=self.donated)
         self._watched: tuple[FirstLeaf, ...] = ()
@@ -106,9 +113,9 @@ class Program:
         with _ONE_AT_A_TIME:
             self._cell = Cell(None) if self._moves else shared_cell(self.written)
         self._has_more = bool(self.read or kwargs)
-        self._jitted = self._call = self._jit(args, kwargs)
+        self._jitted = self._jit(args, kwargs)
+        self._call = self._with_callbacks(self._jitted)
         self._most = IN_FLIGHT
-        self._spans_processes = self._mesh is not None and self._mesh.spans_processes
         self._compared: dict[Any, int] = {}
         self._is_looked_at = False
         if self._spans_processes:  # A full queue blocks where no failure of another is heard of.
@@ -127,7 +134,7 @@ class Program:
             VariablesChanged: A new trace needs other variables; nothing was run.
             NotCompared: The workers must compare a new trace first; nothing was run.
             ValueError: (also AttributeError, LookupError, TypeError) The arguments have another
-                structure or lie elsewhere, and nothing was run; or, if `failed_while_tracing`,
+                structure or lie elsewhere, and nothing was run; or, if `failed_in_users_code`,
                 it is what the user's code raised.
         """
         if self._kinds_watched != len(_DONATED_KINDS):
@@ -212,6 +219,30 @@ class Program:
         named = {name: kwargs[name] for name in self._donated_names}
         return named, {name: value for name, value in kwargs.items() if name not in named}
 
+    def _with_callbacks(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A step with host callbacks ends before anybody sees a result of it."""
+        if not self.callbacks:
+            return call
+
+        def watched(*args: Any) -> Any:
+            outputs, failure = run_to_the_end(call, args, self.callbacks)
+            if self._keeps_state and self._spans_processes:
+                failure = failure_of_any_worker(failure, self.function.__name__)
+            if failure is None:
+                return outputs
+            if outputs is not None and not self._keeps_state:  # Of the step itself, all is right.
+                self._keep(outputs[0])
+            self.failed_in_users_code = True
+            raise failure
+
+        return watched
+
+    def _keep(self, new: list[Any]) -> None:
+        if self._cell.arrays is not None:
+            self._cell.arrays = new
+        else:
+            self._hand_out(new)
+
     def _find_output(self, result: Any) -> Any:
         """The first array of the result, or None; the next step finds it where this one did.
 
@@ -233,6 +264,7 @@ class Program:
         count = len(self._parts([], {}, [], {}, ()))
         positions = [i for i in (0, 1) if i < count]  # `written` and `named`
         positions += [count + place for place in self.donated if isinstance(place, int)]
+        positions = [] if self._keeps_state else positions
         body = functools.partial(self._body)  # Equal functions would share their traces.
         if self._mesh is None:
             return jax.jit(body, donate_argnums=positions)
@@ -283,11 +315,12 @@ class Program:
     def _trace(self, structure: Any, leaves: Sequence[Any]) -> Traced:
         key = (structure, signature(leaves))
         if key not in self.traces:
-            self.failed_while_tracing = True
+            self.failed_in_users_code = True
             self.traces[key] = self.function.trace_program(structure, leaves)
-            self.failed_while_tracing = False
+            self.failed_in_users_code = False
         traced = self.traces[key]
-        if not (set(traced.written) <= set(self.written)) or not (
+        is_watched = traced.callbacks in self.callbacks or not traced.callbacks.are_there
+        if not (is_watched and set(traced.written) <= set(self.written)) or not (
             traced.used <= {*self.written, *self.read}
         ):
             raise VariablesChanged(traced)
@@ -313,15 +346,9 @@ class Program:
         names = self.function._names(args)
         entry = compare_program(self, self.traces[new.key], args, kwargs, given, names)
         self._compared[new.key] = entry
-        self._call = starting(
-            self._jitted,
-            self.function.__name__,
-            self._compared,
-            args,
-            kwargs,
-            names,
-            self._of_parts,
-        )
+        name, of_parts = self.function.__name__, self._of_parts
+        call = starting(self._jitted, name, self._compared, args, kwargs, names, of_parts)
+        self._call = self._with_callbacks(call)
 
     def _of_parts(self, of_arguments: Callable[..., Any]) -> Callable[..., Any]:
         """A function of `(args, kwargs)` as one of what the jitted function is given."""

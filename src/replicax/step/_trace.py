@@ -13,6 +13,7 @@ import numpy as np
 from replicax import errors
 from replicax.collectives import Entry
 from replicax.step._access import FunctionTrace
+from replicax.step._callbacks import Callbacks, with_caught_callbacks
 from replicax.step._run_facts import RunFacts
 from replicax.values import (
     Frame,
@@ -44,6 +45,7 @@ class Traced:
         strategy: The strategy whose replicas it runs on, or None.
         entries: The collectives that the replica functions asked for, in order.
         runs: The runs of replica functions, in order.
+        callbacks: The host callbacks.
     """
 
     jaxpr: Any
@@ -56,6 +58,7 @@ class Traced:
     strategy: StrategyLike | None
     entries: tuple[Entry, ...]
     runs: tuple[RunFacts, ...]
+    callbacks: Callbacks
 
     def evaluate(self, values: dict[Variable, Any], leaves: Sequence[Any]) -> tuple[list[Any], Any]:
         """Emit the program into the current trace.
@@ -112,11 +115,13 @@ def trace(
             strategy=access.strategy or _strategy_of(access.used),
             entries=tuple(access.entries),
             runs=tuple(access.runs),
+            callbacks=access.callbacks,
         )
         return [access.values[variable] for variable in access.stored] + result_leaves
 
     avals = [jax.ShapeDtypeStruct(_state_shape(v), v.dtype) for v in variables]
     jaxpr = jax.make_jaxpr(flat)(avals, list(leaves))
+    jaxpr = with_caught_callbacks(jaxpr, facts["callbacks"], None)
     return Traced(jaxpr=jaxpr, variables=variables, **facts)
 
 

@@ -46,7 +46,7 @@ def common_start(variable: Variable, value: jax.Array) -> jax.Array:
         "the creation of a variable",
         facts,
         untold={"digest": digest(value)},
-        why="A variable of the strategy is one variable for all workers.",
+        why=f"`{variable.name}`, a variable of the strategy, is one variable for all workers.",
         fix="Create the same variables in the same order on every worker.",
     )
     if all(record["digest"] == records[0]["digest"] for record in records):
