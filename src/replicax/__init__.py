@@ -25,9 +25,14 @@ from replicax.input import InputOptions as InputOptions
 from replicax.input import InputPlan as InputPlan
 from replicax.input import InputReplicationMode as InputReplicationMode
 from replicax.step import Function as Function
+from replicax.step import Optimizer as Optimizer
 from replicax.step import ReplicaContext as ReplicaContext
+from replicax.step import accumulate as accumulate
+from replicax.step import apply_gradients as apply_gradients
+from replicax.step import clip_by_global_norm as clip_by_global_norm
 from replicax.step import compute_average_loss as compute_average_loss
 from replicax.step import function as function
+from replicax.step import register_optimizer as register_optimizer
 from replicax.step import register_primitive as register_primitive
 from replicax.step import value_and_grad as value_and_grad
 from replicax.strategies import CentralStorageStrategy as CentralStorageStrategy
@@ -87,6 +92,7 @@ __all__ = [
     "MirroredVariable",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
+    "Optimizer",
     "PerReplica",
     "ReduceOp",
     "ReplicaContext",
@@ -97,8 +103,11 @@ __all__ = [
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "accumulate",
+    "apply_gradients",
     "check_replicas_equal",
     "checkpoint",
+    "clip_by_global_norm",
     "cluster",
     "compute_average_loss",
     "data",
@@ -110,6 +119,7 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "metrics",
+    "register_optimizer",
     "register_primitive",
     "testing",
     "value_and_grad",
