@@ -12,6 +12,7 @@ from replicax import data as data
 from replicax import devices as devices
 from replicax import errors as errors
 from replicax import metrics as metrics
+from replicax import precision as precision
 from replicax.cluster import Timeouts as Timeouts
 from replicax.collectives import CommunicationImplementation as CommunicationImplementation
 from replicax.collectives import CommunicationOptions as CommunicationOptions
@@ -119,6 +120,7 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "metrics",
+    "precision",
     "register_optimizer",
     "register_primitive",
     "testing",
