@@ -6,6 +6,9 @@ program over all devices; the eager runner runs it once a replica, in turns.
 
 from replicax.step._access import surrounding_trace as surrounding_trace
 from replicax.step._accumulate import accumulate as accumulate
+from replicax.step._bound_objects import ObjectKind as ObjectKind
+from replicax.step._bound_objects import peek as peek
+from replicax.step._bound_objects import register_objects as register_objects
 from replicax.step._clipping import clip_by_global_norm as clip_by_global_norm
 from replicax.step._compiled_context import CompiledReplicaContext as CompiledReplicaContext
 from replicax.step._context import ReplicaContext as ReplicaContext
@@ -34,6 +37,7 @@ __all__ = [
     "BatchSource",
     "CompiledReplicaContext",
     "Function",
+    "ObjectKind",
     "Optimizer",
     "RandomStream",
     "ReplicaContext",
@@ -47,6 +51,8 @@ __all__ = [
     "is_counted",
     "is_per_row",
     "mixed",
+    "peek",
+    "register_objects",
     "register_optimizer",
     "register_primitive",
     "require_cross_replica",

@@ -13,12 +13,13 @@ import numpy as np
 from replicax import errors
 from replicax.collectives import ReduceOp
 from replicax.step._access import TracedVariables
+from replicax.step._bound_objects import bound
 from replicax.step._compiled_context import CompiledReplicaContext
 from replicax.step._context import ReplicaContext
 from replicax.step._gradients import value_and_grad
 from replicax.step._rows import LocalRows, wide_enough
 from replicax.step._single_context import current_replica_context
-from replicax.values import Frame, Variable, VariableAccess, current_frame, entered
+from replicax.values import Variable, VariableAccess, current_frame, entered
 
 
 def accumulate(
@@ -158,7 +159,7 @@ def _scanned(one: Callable[..., Any], start: Any, plan: _Plan) -> Any:
         number, micro = given
         total, written = carry
         overlay = TracedVariables(outer, written)
-        with entered(dataclasses.replace(frame or Frame(None), access=overlay)):
+        with entered(dataclasses.replace(frame, access=overlay)), bound(overlay):
             left = jnp.clip(plan.real - number * plan.size, 0, plan.size).astype(jnp.int32)
             total = one(total, plan.structure.unflatten(micro), left)
         sites.update(overlay.stored)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +13,10 @@ from replicax import errors
 from replicax.step._require_mirrored import require_mirrored
 from replicax.values import Variable
 
-
-class ApplyGradients(Protocol):
-    """How the gradients of one kind of optimizer are applied."""
-
-    def __call__(self, optimizer: Any, gradients: Any, variables: Any, **extra: Any) -> Any:
-        """Apply them. `extra` may hold `apply_if`, bool[]: whether anything is to change."""
+_KINDS: list[tuple[Callable[[Any], bool], Callable[..., Any]]] = []
 
 
-_KINDS: list[tuple[Callable[[Any], bool], ApplyGradients]] = []
-
-
-def register_optimizer(predicate: Callable[[Any], bool], apply: ApplyGradients) -> None:
+def register_optimizer(predicate: Callable[[Any], bool], apply: Callable[..., Any]) -> None:
     """Teach `rx.apply_gradients` one kind of optimizer.
 
     Context: any. The kind that was registered last is asked first.

@@ -54,6 +54,10 @@ class VariablesChanged(Exception):  # noqa: N818 - a signal, caught by the funct
         self.traced = traced
 
 
+class OtherObjectsError(LookupError):
+    """An object is built otherwise than when the program was traced; caught by the function."""
+
+
 class Program:
     """A jitted function for one structure of arguments.
 
@@ -95,6 +99,8 @@ class Program:
         self._moves = any(variable._lies_elsewhere for variable in self.written + self.read)
         with _ONE_AT_A_TIME:
             self._cell = Cell(None) if self._moves else shared_cell(self.written)
+        owners = dict.fromkeys(v._owner for v in self.written + self.read if v._owner is not None)
+        self._guards = tuple(owner.guard() for owner in owners)
         self._has_more = bool(self.read or kwargs)
         self._jitted = self._call = self._jit(args, kwargs)
         self._most = IN_FLIGHT
@@ -117,6 +123,8 @@ class Program:
                 structure or lie elsewhere, and nothing was run; or, if `failed_while_tracing`,
                 it is what the user's code raised.
         """
+        if self._guards and not self.fits():
+            raise OtherObjectsError
         if self._kinds_watched != len(_DONATED_KINDS):
             self._watch()
         first = None
@@ -179,6 +187,10 @@ class Program:
                 TURNS.output = output
                 TURNS.in_a_row += 1
         return result
+
+    def fits(self) -> bool:
+        """Whether the objects that it uses are built as they were when it was traced."""
+        return all(guard() for guard in self._guards)
 
     def _watch(self) -> None:
         """Look, in each call, at one leaf of each argument that may have been donated before."""

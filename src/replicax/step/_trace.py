@@ -13,6 +13,7 @@ import numpy as np
 from replicax import errors
 from replicax.collectives import Entry
 from replicax.step._access import FunctionTrace
+from replicax.step._bound_objects import bound
 from replicax.values import (
     Frame,
     Mirrored,
@@ -94,7 +95,7 @@ def trace(
         frame = current_frame()
         strategy = frame.strategy if frame is not None else None
         args, kwargs = structure.unflatten(leaves)
-        with entered(Frame(strategy, access=access)):
+        with entered(Frame(strategy, access=access)), bound(access):
             result = _plain_result(fn(*args, **kwargs), access)
         _check_variables(access)
         result_leaves, result_structure = jax.tree.flatten(result)
@@ -112,7 +113,23 @@ def trace(
 
     avals = [jax.ShapeDtypeStruct(v._value.shape, v.dtype) for v in variables]
     jaxpr = jax.make_jaxpr(flat)(avals, list(leaves))
+    _note_use_of_objects(jaxpr.jaxpr, variables, facts)
     return Traced(jaxpr=jaxpr, variables=variables, **facts)
+
+
+def _note_use_of_objects(jaxpr: Any, variables: Sequence[Variable], facts: dict[str, Any]) -> None:
+    """Parts of objects are read without being asked for: the jaxpr tells whether they were."""
+    parts = {
+        invar: variable
+        for invar, variable in zip(jaxpr.invars, variables, strict=False)
+        if variable._owner is not None
+    }
+    if not parts:
+        return
+    taken = [x for equation in jaxpr.eqns for x in equation.invars] + list(jaxpr.outvars)
+    used = {parts[x] for x in taken if not hasattr(x, "val") and x in parts}
+    facts["used"] |= used
+    facts["strategy"] = facts["strategy"] or _strategy_of(used)
 
 
 def _check_variables(access: FunctionTrace) -> None:
