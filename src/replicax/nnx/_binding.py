@@ -43,12 +43,15 @@ class _Objects:
 
         Raises:
             ContextError: One is none.
+            InvalidArgumentError: One holds an array of another shape than before.
             MixedStrategiesError: One is a variable of another strategy.
         """
         for name, part in parts_of(value):
             variable = BY_PART.get(id(part))
             if variable is None:
                 raise not_adopted(name, part)
+            if not variable.has_form(value_of(part)):
+                raise changed_shape(name, variable._last, value_of(part))
             if variable.strategy is not strategy:
                 raise errors.MixedStrategiesError(
                     errors.describe(
@@ -151,8 +154,8 @@ def _changed_structure(kind: str, names: Sequence[str]) -> errors.ContextError:
             why="The step is traced once, so a later call would not do it again, and what it sets "
             "may be a value that exists only while JAX traces.",
             fix="Change modules between steps (`model.train()`, `model.eval()`); return what a "
-            "step computes, or keep it in an nnx.Variable that exists before. After `sow`, take it "
-            "out again: `nnx.pop(model, nnx.Intermediate)`.",
+            "step computes, or keep it in an nnx.Variable that exists before. What a module keeps "
+            "for inspection must be taken out again: `nnx.pop(model, nnx.Intermediate)`.",
         )
     )
 
@@ -167,6 +170,8 @@ def _within_reach(replica: Any) -> list[ModelVariable]:
         for variable in live_variables()
         if isinstance(variable, ModelVariable)
         and (strategy is None or variable.strategy is strategy)
+        # Another module that holds something else is no business of this step.
+        and variable.has_form(value_of(variable.part))
     ]
 
 
@@ -211,11 +216,10 @@ def _combined(
 
 def _checked(variable: ModelVariable, new: Any) -> Any:
     """What was written, as an array of the variable's shape and dtype."""
-    last = variable._last
     if isinstance(new, (bool, int, float, complex)):
-        new = jnp.asarray(new, last.dtype)
-    if getattr(new, "shape", None) != last.shape or new.dtype != last.dtype:
-        raise changed_shape(variable.name, last, new)
+        new = jnp.asarray(new, variable.dtype)
+    if not variable.has_form(new):
+        raise changed_shape(variable.name, variable._last, new)
     return new
 
 

@@ -44,6 +44,7 @@ class ModelVariable(MirroredVariable):
     """
 
     _lies_elsewhere: ClassVar[bool] = True
+    _last: jax.Array  # what the `nnx.Variable` held when it was last placed
 
     def __init__(self, part: Any, name: str, owner: Any) -> None:
         value = value_of(part)
@@ -67,6 +68,21 @@ class ModelVariable(MirroredVariable):
         self._value = placed
         BY_PART[id(part)] = self
 
+    # Of what the user wrote nothing is known before a step needs it.
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that steps know."""
+        return self._last.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype that steps know."""
+        return self._last.dtype
+
+    @property
+    def _aval(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(self._last.shape, self._last.dtype)
+
     @property
     def _value(self) -> jax.Array:
         return self._for_program()
@@ -80,19 +96,23 @@ class ModelVariable(MirroredVariable):
         return array if array is self._last else self._taken(array)
 
     def _from_program(self, state: jax.Array) -> None:
-        self._last = state
         set_value(self.part, state)
+        self._last = state
 
     def _taken(self, array: Any) -> jax.Array:
         """Place what the user wrote to the `nnx.Variable`."""
         if isinstance(array, jax.core.Tracer):
             return array  # bound to a level of tracing
-        last = self._last
-        if getattr(array, "shape", None) != last.shape or array.dtype != last.dtype:
-            raise changed_shape(self.name, last, array)
+        if not self.has_form(array):
+            raise changed_shape(self.name, self._last, array)
         placed: jax.Array = self.strategy.replica_mesh.place_mirrored(array)
         self._from_program(placed)
         return placed
+
+    def has_form(self, array: Any) -> bool:
+        """Whether an array has the shape and dtype that steps know."""
+        last = self._last
+        return getattr(array, "shape", None) == last.shape and array.dtype == last.dtype
 
     def _note_state(self, state: Any) -> None:
         set_value(self.part, state)

@@ -87,7 +87,7 @@ def check_objects(fn: Callable[..., Any], values: Sequence[Any], strategy: Strat
     Raises:
         ContextError: What the step writes to one of them would be lost, or written twice.
     """
-    for value in (*values, *_closed_over(fn)):
+    for value in (fn, getattr(fn, "__self__", None), *values, *_closed_over(fn)):
         if not is_object(value):
             continue
         kind = next((kind for kind in _KINDS if kind.is_object(value)), None)

@@ -23,7 +23,7 @@ from replicax.step._arguments import (
     stack_components,
 )
 from replicax.step._body import Body, Outcome, traced
-from replicax.step._bound_objects import check_objects
+from replicax.step._bound_objects import check_objects, is_object
 from replicax.step._padding import Padding, check_alignment, padding_of
 from replicax.step._proof import Source, prove
 from replicax.step._results import combined_outputs
@@ -72,7 +72,7 @@ def run_compiled(
         UnprovenError: The program holds something that cannot be proved.
     """
     trace.runs_on(strategy)
-    args, kwargs = spread((tuple(args), kwargs))
+    args, kwargs = spread((tuple(args), kwargs), keep=is_object)
     leaves, structure = flatten_arguments(fn, args, kwargs)
     check_objects(fn, [leaf.value for leaf in leaves], strategy)
     operands = [_operand(strategy, leaf) for leaf in leaves if leaf.is_array or leaf.is_per_replica]

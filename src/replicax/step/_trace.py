@@ -111,7 +111,7 @@ def trace(
         )
         return [access.values[variable] for variable in access.stored] + result_leaves
 
-    avals = [jax.ShapeDtypeStruct(v._value.shape, v.dtype) for v in variables]
+    avals = [variable._aval for variable in variables]
     jaxpr = jax.make_jaxpr(flat)(avals, list(leaves))
     _note_use_of_objects(jaxpr.jaxpr, variables, facts)
     return Traced(jaxpr=jaxpr, variables=variables, **facts)

@@ -210,6 +210,11 @@ class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
     _lies_elsewhere: ClassVar[bool] = False
     """Whether the state has to be moved before and after each program."""
 
+    @property
+    def _aval(self) -> jax.ShapeDtypeStruct:
+        """What traces know of the state."""
+        return jax.ShapeDtypeStruct(self._value.shape, self.dtype)
+
     def _note_state(self, state: Any) -> None:
         """Note what a context stored, for variables that are parts of another library's object."""
 
