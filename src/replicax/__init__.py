@@ -12,6 +12,7 @@ from replicax import data as data
 from replicax import devices as devices
 from replicax import errors as errors
 from replicax import metrics as metrics
+from replicax import precision as precision
 from replicax.cluster import Timeouts as Timeouts
 from replicax.collectives import CommunicationImplementation as CommunicationImplementation
 from replicax.collectives import CommunicationOptions as CommunicationOptions
@@ -28,9 +29,14 @@ from replicax.inspection import Explanation as Explanation
 from replicax.inspection import Fabric as Fabric
 from replicax.inspection import explain as explain
 from replicax.step import Function as Function
+from replicax.step import Optimizer as Optimizer
 from replicax.step import ReplicaContext as ReplicaContext
+from replicax.step import accumulate as accumulate
+from replicax.step import apply_gradients as apply_gradients
+from replicax.step import clip_by_global_norm as clip_by_global_norm
 from replicax.step import compute_average_loss as compute_average_loss
 from replicax.step import function as function
+from replicax.step import register_optimizer as register_optimizer
 from replicax.step import register_primitive as register_primitive
 from replicax.step import value_and_grad as value_and_grad
 from replicax.strategies import CentralStorageStrategy as CentralStorageStrategy
@@ -57,12 +63,13 @@ from replicax.verify import check_replicas_equal as check_replicas_equal
 
 if _typing.TYPE_CHECKING:
     from replicax import checkpoint as checkpoint
+    from replicax import nnx as nnx
     from replicax import testing as testing
 else:
 
     def __getattr__(name: str) -> _typing.Any:
         """Import what is not always needed at its first use: `checkpoint` loads Orbax, a second."""
-        if name in ("checkpoint", "testing"):
+        if name in ("checkpoint", "nnx", "testing"):
             return _importlib.import_module(f"replicax.{name}")
         raise AttributeError(f"module 'replicax' has no attribute {name!r}")
 
@@ -92,6 +99,7 @@ __all__ = [
     "MirroredVariable",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
+    "Optimizer",
     "PerReplica",
     "ReduceOp",
     "ReplicaContext",
@@ -102,8 +110,11 @@ __all__ = [
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "accumulate",
+    "apply_gradients",
     "check_replicas_equal",
     "checkpoint",
+    "clip_by_global_norm",
     "cluster",
     "compute_average_loss",
     "data",
@@ -116,6 +127,9 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "metrics",
+    "nnx",
+    "precision",
+    "register_optimizer",
     "register_primitive",
     "testing",
     "value_and_grad",

@@ -122,7 +122,7 @@ def _has_attributes(value: object) -> bool:
     """Whether ``value`` is an object whose attributes are its parts."""
     if value is None or isinstance(value, (*_FUNCTIONS, dict, list, deque, tuple, str, bytes)):
         return False
-    if isinstance(value, (types.SimpleNamespace, Metric)):
+    if isinstance(value, types.SimpleNamespace) or _is_holder(value):
         return True
     if any(cls.__module__.partition(".")[0] in _OPAQUE_PACKAGES for cls in _own_classes(value)):
         return False
@@ -146,8 +146,13 @@ def _attributes(value: object) -> list[tuple[str, Any]]:
     names = {name for name in names if not name.startswith("__")}
     found = [(name, getattr(value, name)) for name in sorted(names) if hasattr(value, name)]
     # The numbers of a metric are options; its state is in variables.
-    is_metric = isinstance(value, Metric)
-    return [(name, part) for name, part in found if not (is_metric and type(part) in _NUMBERS)]
+    is_holder = _is_holder(value)
+    return [(name, part) for name, part in found if not (is_holder and type(part) in _NUMBERS)]
+
+
+def _is_holder(value: object) -> bool:
+    """Whether it is an object of this library that keeps its state in variables."""
+    return isinstance(value, Metric) or getattr(type(value), "_holds_variables", False)
 
 
 def _is_frozen(value: Any) -> bool:

@@ -84,6 +84,7 @@ class TracedVariables:
             raise written_inside_transformation(variable, call_site)
         self.values[variable] = value
         self.stored[variable] = call_site
+        variable._note_state(value)
 
 
 class FunctionTrace(TracedVariables):

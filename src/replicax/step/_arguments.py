@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import errors
+from replicax.step._bound_objects import is_object
 from replicax.values import DistributedValues, Mirrored, PerReplica, StrategyLike, Variable
 from replicax.values._combine import as_array
 from replicax.values._workers import check_count
@@ -94,7 +95,8 @@ def flatten_arguments(
 ) -> tuple[list[Leaf], Any]:
     """Split arguments into labelled leaves; per-replica values are leaves."""
     with_paths, structure = jax.tree_util.tree_flatten_with_path(
-        (tuple(args), kwargs), is_leaf=lambda value: isinstance(value, DistributedValues)
+        (tuple(args), kwargs),
+        is_leaf=lambda value: isinstance(value, DistributedValues) or is_object(value),
     )
     names = parameter_names(fn, len(args))
     leaves = []

@@ -11,6 +11,7 @@ import jax
 from replicax import errors
 from replicax.collectives import Entry
 from replicax.step._arguments import Leaf
+from replicax.step._bound_objects import bound
 from replicax.step._compiled_context import CompiledReplicaContext, ReplicaVariables
 from replicax.step._padding import Padding
 from replicax.step._results import flatten_result
@@ -79,9 +80,8 @@ class Body:
         context = CompiledReplicaContext(self.strategy, rows, variables, entries)
         args, kwargs = self.structure.unflatten(inputs)
         replica = None if self.updating else context
-        with entered(
-            Frame(self.strategy, replica=replica, access=variables, updating=self.updating)
-        ):
+        frame = Frame(self.strategy, replica=replica, access=variables, updating=self.updating)
+        with entered(frame), bound(variables, replica):
             paths, values, structure = flatten_result(self.fn(*args, **kwargs))
         arrays_out = [value for value in values if isinstance(value, jax.Array)]
         self.outcome = Outcome(

@@ -23,6 +23,7 @@ from replicax.step._arguments import (
     stack_components,
 )
 from replicax.step._body import Body, Outcome, traced
+from replicax.step._bound_objects import check_objects, is_object
 from replicax.step._callbacks import with_caught_callbacks
 from replicax.step._padding import Padding, check_alignment, padding_of
 from replicax.step._proof import Proof, Source, prove
@@ -73,8 +74,9 @@ def run_compiled(
         UnprovenError: The program holds something that cannot be proved.
     """
     trace.runs_on(strategy)
-    args, kwargs = spread((tuple(args), kwargs))
+    args, kwargs = spread((tuple(args), kwargs), keep=is_object)
     leaves, structure = flatten_arguments(fn, args, kwargs)
+    check_objects(fn, [leaf.value for leaf in leaves], strategy)
     operands = [_operand(strategy, leaf) for leaf in leaves if leaf.is_array or leaf.is_per_replica]
     padding = padding_of(leaves)
     on_read = [v for v in live_variables() if v.is_on_read and v.strategy is strategy]

@@ -22,6 +22,7 @@ from replicax import errors
 from replicax._threads import current_settings, settings
 from replicax.collectives import Meet, Request, local, run_replicas
 from replicax.step._arguments import Leaf, check_components, flatten_arguments
+from replicax.step._bound_objects import bound, check_objects, suspending
 from replicax.step._callbacks import raising_themselves
 from replicax.step._collective import Collective
 from replicax.step._eager_context import (
@@ -67,6 +68,7 @@ class _Run:
         self.strategy, self.fn, self.updating = strategy, fn, updating
         self.mesh = strategy.replica_mesh
         self.leaves, self.structure = flatten_arguments(fn, args, kwargs)
+        check_objects(fn, [leaf.value for leaf in self.leaves], strategy)
         self.memory = _memory_of(fn)
         for leaf in self.leaves:
             if leaf.is_per_replica:
@@ -157,7 +159,7 @@ class _Run:
         device = self.devices[place]
         replica = self.mesh.local_replicas[place]
         context = EagerReplicaContext(
-            self.strategy, LocalRows(may_differ=True), replica, meet, device
+            self.strategy, LocalRows(may_differ=True), replica, suspending(meet), device
         )
         self.contexts[place] = context
         frame = Frame(
@@ -173,7 +175,8 @@ class _Run:
                 for leaf, components in zip(self.leaves, self.components, strict=True)
             ]
             args, kwargs = self.structure.unflatten(inputs)
-            _, values, structure = flatten_result(self.fn(*args, **kwargs))
+            with bound(self.variables[place], frame.replica):
+                _, values, structure = flatten_result(self.fn(*args, **kwargs))
             jax.block_until_ready((values, self.variables[place].written()))
             return structure.unflatten(values)
 

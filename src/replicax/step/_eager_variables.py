@@ -70,6 +70,7 @@ class EagerVariables:
         device = self._strategy.replica_mesh.local_devices[self._place]
         self._copies[variable] = jax.device_put(value, device)
         self.stored[variable] = call_site
+        variable._note_state(self._copies[variable])
 
     def holds(self, array: jax.Array) -> bool:
         """Whether ``array`` is a copy of a variable, as it was read or written."""

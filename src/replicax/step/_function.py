@@ -18,6 +18,7 @@ from replicax.step._arguments import (
     parameter_names,
     stack_components,
 )
+from replicax.step._bound_objects import check_no_objects
 from replicax.step._callbacks import Callbacks
 from replicax.step._feeding import FedFunction, OtherBatches, has_sources
 from replicax.step._methods import BoundFunction, reference
@@ -79,7 +80,8 @@ class Function:
         names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
         self._static = static_names(names, fn, self.__name__)
         self._variants: dict[tuple[tuple[str, type, Any], ...], Function] = {}
-        self._programs: dict[tuple[StrategyLike | None, Any], Program] = {}
+        # Several where objects of model libraries are built now in one way, now in another.
+        self._programs: dict[tuple[StrategyLike | None, Any], list[Program]] = {}
         self._plain_arguments: set[str] = set()
         self._latest: Program | None = None
         self._methods: dict[int, Function] = {}
@@ -189,7 +191,8 @@ class Function:
             program.compare(new, args, kwargs, given)
         except BaseException:
             self._latest = None
-            self._programs = {key: one for key, one in self._programs.items() if one is not program}
+            for programs in self._programs.values():
+                programs[:] = [one for one in programs if one is not program]
             raise
 
     # -- building programs ------------------------------------------------------
@@ -217,16 +220,18 @@ class Function:
     ) -> tuple[Program, Any, Any]:
         """The program for the structure of these arguments, and the arguments as it takes them."""
         mesh = scope.replica_mesh if scope is not None else None
+        check_no_objects(args, kwargs, self._names(args))
         args, kwargs = stacked((args, kwargs), self._names(args), mesh)
         self._check_arguments(args, kwargs)
         leaves, structure = jax.tree.flatten((args, kwargs))
-        program = self._programs.get((scope, structure))
+        programs = self._programs.setdefault((scope, structure), [])
+        program = next((program for program in programs if program.fits()), None)
         if program is None:
             traced = self.trace_program(structure, leaves)
             read = [v for v in traced.variables if v in traced.used - set(traced.written)]
             program = self._new_program(scope, traced, args, kwargs, traced.written, read)
             program.traces[structure, signature(leaves)] = traced
-            self._programs[scope, structure] = program
+            programs.append(program)
         return program, args, kwargs
 
     def _new_program(
@@ -260,7 +265,8 @@ class Function:
         read = [v for v in traced.variables if v in used - set(written)]
         program = self._new_program(old.scope, traced, args, kwargs, written, read, old.callbacks)
         program.traces.update(old.traces)
-        self._programs[old.scope, jax.tree.structure((args, kwargs))] = program
+        programs = self._programs[old.scope, jax.tree.structure((args, kwargs))]
+        programs[programs.index(old)] = program
         return program
 
     def _check_arguments(self, args: Any, kwargs: Any) -> None:

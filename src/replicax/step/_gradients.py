@@ -11,6 +11,7 @@ import jax
 
 from replicax import errors
 from replicax.step._access import TracedVariables
+from replicax.step._bound_objects import bound
 from replicax.values import Frame, Variable, VariableAccess, current_frame, entered
 from replicax.values._lending import lend
 
@@ -89,7 +90,8 @@ def value_and_grad(
 
         def inner(values: Sequence[Any], *args: Any) -> Any:
             overlay = TracedVariables(outer, dict(zip(leaves, values, strict=True)))
-            with entered(dataclasses.replace(frame or Frame(None), access=overlay)):
+            inside = dataclasses.replace(frame or Frame(None), access=overlay)
+            with entered(inside), bound(overlay):
                 result = fn(*args, **kwargs)
             value, aux = result if has_aux else (result, None)
             sites.update(overlay.stored)

@@ -65,6 +65,10 @@ class NotCompared(Exception):  # noqa: N818 - a signal, caught by the function
         self.key = key
 
 
+class OtherObjectsError(LookupError):
+    """An object is built otherwise than when the program was traced; caught by the function."""
+
+
 class Program:
     """A jitted function for one structure of arguments.
 
@@ -112,6 +116,8 @@ class Program:
         self._moves = any(variable._lies_elsewhere for variable in self.written + self.read)
         with _ONE_AT_A_TIME:
             self._cell = Cell(None) if self._moves else shared_cell(self.written)
+        owners = dict.fromkeys(v._owner for v in self.written + self.read if v._owner is not None)
+        self._guards = tuple(owner.guard() for owner in owners)
         self._has_more = bool(self.read or kwargs)
         self._jitted = self._jit(args, kwargs)
         self._call = self._with_callbacks(self._jitted)
@@ -137,6 +143,8 @@ class Program:
                 structure or lie elsewhere, and nothing was run; or, if `failed_in_users_code`,
                 it is what the user's code raised.
         """
+        if self._guards and not self.fits():
+            raise OtherObjectsError
         if self._kinds_watched != len(_DONATED_KINDS):
             self._watch()
         first = None
@@ -199,6 +207,13 @@ class Program:
                 TURNS.output = output
                 TURNS.in_a_row += 1
         return result
+
+    def fits(self) -> bool:
+        """Whether the objects that it uses are built as they were when it was traced."""
+        for holds in self._guards:  # noqa: SIM110 - `all` of a generator takes a microsecond
+            if not holds():
+                return False
+        return True
 
     def _watch(self) -> None:
         """Look, in each call, at one leaf of each argument that may have been donated before."""

@@ -13,6 +13,7 @@ import numpy as np
 from replicax import errors
 from replicax.collectives import Entry
 from replicax.step._access import FunctionTrace
+from replicax.step._bound_objects import bound
 from replicax.step._callbacks import Callbacks, with_caught_callbacks
 from replicax.step._run_facts import RunFacts
 from replicax.values import (
@@ -101,7 +102,7 @@ def trace(
         frame = current_frame()
         strategy = frame.strategy if frame is not None else None
         args, kwargs = structure.unflatten(leaves)
-        with entered(Frame(strategy, access=access)):
+        with entered(Frame(strategy, access=access)), bound(access):
             result = _plain_result(fn(*args, **kwargs), access)
         _check_variables(access)
         result_leaves, result_structure = jax.tree.flatten(result)
@@ -119,16 +120,33 @@ def trace(
         )
         return [access.values[variable] for variable in access.stored] + result_leaves
 
-    avals = [jax.ShapeDtypeStruct(_state_shape(v), v.dtype) for v in variables]
+    avals = [_state(variable) for variable in variables]
     jaxpr = jax.make_jaxpr(flat)(avals, list(leaves))
+    _note_use_of_objects(jaxpr.jaxpr, variables, facts)
     jaxpr = with_caught_callbacks(jaxpr, facts["callbacks"], None)
     return Traced(jaxpr=jaxpr, variables=variables, **facts)
 
 
-def _state_shape(variable: Variable) -> tuple[int, ...]:
-    shape: tuple[int, ...] = variable._value.shape
+def _state(variable: Variable) -> Any:
     mesh = imagined_mesh(variable.strategy)
-    return (mesh.num_replicas, *shape[1:]) if mesh is not None and variable.is_on_read else shape
+    if mesh is None or not variable.is_on_read:
+        return variable._aval
+    return jax.ShapeDtypeStruct((mesh.num_replicas, *variable.shape), variable.dtype)
+
+
+def _note_use_of_objects(jaxpr: Any, variables: Sequence[Variable], facts: dict[str, Any]) -> None:
+    """Parts of objects are read without being asked for: the jaxpr tells whether they were."""
+    parts = {
+        invar: variable
+        for invar, variable in zip(jaxpr.invars, variables, strict=False)
+        if variable._owner is not None
+    }
+    if not parts:
+        return
+    taken = [x for equation in jaxpr.eqns for x in equation.invars] + list(jaxpr.outvars)
+    used = {parts[x] for x in taken if not hasattr(x, "val") and x in parts}
+    facts["used"] |= used
+    facts["strategy"] = facts["strategy"] or _strategy_of(used)
 
 
 def _check_variables(access: FunctionTrace) -> None:

@@ -355,8 +355,10 @@ def regroup(trees: Sequence[Any], combine: Callable[[Sequence[Any]], Any]) -> An
     return structures[0].unflatten([combine(column) for column in columns])
 
 
-def spread(tree: Any) -> Any:
+def spread(tree: Any, keep: Callable[[Any], bool] | None = None) -> Any:
     """Turn per-replica values whose components are trees into trees of per-replica values.
+
+    What `keep` is true of stays the object that it is.
 
     Raises:
         StructureMismatchError: The components have different structures.
@@ -370,7 +372,11 @@ def spread(tree: Any) -> Any:
         return regroup(value._components, lambda column: PerReplica(tuple(column)))
 
     return jax.tree.map(
-        one, tree, is_leaf=lambda value: isinstance(value, (DistributedValues, ArrayLike))
+        one,
+        tree,
+        is_leaf=lambda value: (
+            isinstance(value, (DistributedValues, ArrayLike)) or (keep is not None and keep(value))
+        ),
     )
 
 

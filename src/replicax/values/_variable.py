@@ -199,6 +199,9 @@ class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
         """The state that these copies make, of which those of a mirrored variable are equal."""
         return copies[0]
 
+    _owner: Any = None
+    """The object of another library that the variable is a part of: see `_program`."""
+
     @property
     def _sharding(self) -> Any:
         """How programs take and give the state."""
@@ -206,6 +209,14 @@ class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
 
     _lies_elsewhere: ClassVar[bool] = False
     """Whether the state has to be moved before and after each program."""
+
+    @property
+    def _aval(self) -> jax.ShapeDtypeStruct:
+        """What traces know of the state."""
+        return jax.ShapeDtypeStruct(self._value.shape, self.dtype)
+
+    def _note_state(self, state: Any) -> None:
+        """Note what a context stored, for variables that are parts of another library's object."""
 
     def _own(self, state: jax.Array) -> jax.Array:
         """What this process holds of a state."""

@@ -23,7 +23,16 @@ from ._kinds import Proof as Proof
 from ._kinds import ProvedCollective as ProvedCollective
 from ._kinds import Source as Source
 from ._primitives import COLLECTIVES as COLLECTIVES
+from ._primitives import MIRRORED_ONLY as MIRRORED_ONLY
 from ._primitives import register_primitive as register_primitive
 from ._prove import prove as prove
 
-__all__ = ["COLLECTIVES", "Proof", "ProvedCollective", "Source", "prove", "register_primitive"]
+__all__ = [
+    "COLLECTIVES",
+    "MIRRORED_ONLY",
+    "Proof",
+    "ProvedCollective",
+    "Source",
+    "prove",
+    "register_primitive",
+]

@@ -122,6 +122,9 @@ SPREADING = _words("""
 COLLECTIVES = EQUALISING | SPREADING
 """What makes replicas meet."""
 
+MIRRORED_ONLY = "replicax_mirrored_only"
+"""The identity that `require_mirrored` puts around what must be equal on all replicas."""
+
 ALLOCATING = _words("empty_ref new_ref ref")
 """Make a mutable reference."""
 

@@ -14,6 +14,7 @@ from ._control import CONTROL_RULES
 from ._kinds import Kind, Proof, Source
 from ._primitives import (
     EQUALISING,
+    MIRRORED_ONLY,
     ONE_BY_ONE,
     REFUSED,
     SIDE_EFFECT_PARAMETER,
@@ -28,6 +29,7 @@ from ._rules import (
     axis_index,
     collective,
     foreign_call,
+    mirrored_only,
     one_by_one,
     registered,
     varying,
@@ -46,6 +48,7 @@ _RULES: dict[str, Rule] = {
     **CALL_RULES,
     **CONTROL_RULES,
     "axis_index": axis_index,
+    MIRRORED_ONLY: mirrored_only,
 }
 reserve(set(_RULES))
 

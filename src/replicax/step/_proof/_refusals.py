@@ -114,5 +114,17 @@ def refuse_reference_write(number: int, source: Source) -> NoReturn:
     raise VaryingWriteError(message, origin=Origin(call_site=source.call_site))
 
 
+def refuse_varying(call: str, call_site: CallSite | None, source: Source) -> NoReturn:
+    """A value that varies was given to a function that takes reduced gradients."""
+    message = describe(
+        f"`{call}` was given values that may differ between replicas, at {_line(call_site)}.",
+        table=Table(["varies because of", "where"], [[source.description, source.call_site or ""]]),
+        why="It acts on the gradient of the global batch. What it makes of one replica's gradient "
+        "is another number, on each replica.",
+        fix="Combine the gradients first: `gradients = ctx.all_reduce('mean', gradients)`.",
+    )
+    raise VaryingWriteError(message, origin=Origin(call_site=call_site))
+
+
 def _line(call_site: CallSite | None) -> str:
     return _UNKNOWN_LINE if call_site is None else str(call_site)

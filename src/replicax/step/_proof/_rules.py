@@ -10,7 +10,7 @@ from replicax.step import _compat
 
 from ._kinds import Kind, ProvedCollective, Source, join
 from ._primitives import EQUALISING, VARYING, registered_rule
-from ._refusals import refuse_collective, refuse_construct
+from ._refusals import refuse_collective, refuse_construct, refuse_varying
 from ._scope import Rule, Scope, references
 
 if TYPE_CHECKING:  # At run time `jax.extend` would bring Pallas along.
@@ -119,6 +119,14 @@ REFERENCE_RULES: dict[str, Rule] = {
     "ref": make_reference,
     "swap": write_reference,
 }
+
+
+def mirrored_only(_scope: Scope, eqn: JaxprEqn, kinds: list[Kind]) -> list[Kind]:
+    """An identity that a varying value may not go through."""
+    source = join(kinds)
+    if source is not None:
+        refuse_varying(eqn.params["call"], _compat.equation_site(eqn), source)
+    return [None] * len(eqn.outvars)
 
 
 def _note_collective(scope: Scope, eqn: JaxprEqn) -> Any:

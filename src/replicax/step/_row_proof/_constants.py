@@ -69,6 +69,7 @@ IDENTITIES = frozenset(
         "real",
         "reduce_precision",
         "reduced_vary_cast",
+        "replicax_mirrored_only",
         "replicax_unplaced",
         "sharding_constraint",
         "stop_gradient",

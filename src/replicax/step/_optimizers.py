@@ -1,0 +1,236 @@
+"""One call that applies gradients, whatever the optimizer; and optax's in variables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from replicax import errors
+from replicax.step._require_mirrored import require_mirrored
+from replicax.values import Variable
+
+_KINDS: list[tuple[Callable[[Any], bool], Callable[..., Any]]] = []
+
+
+def register_optimizer(predicate: Callable[[Any], bool], apply: Callable[..., Any]) -> None:
+    """Teach `rx.apply_gradients` one kind of optimizer.
+
+    Context: any. The kind that was registered last is asked first.
+
+    Args:
+        predicate: Whether an object is an optimizer of this kind.
+        apply: `apply(optimizer, gradients, variables, **extra)`, given gradients that are checked
+            to be equal on all replicas. A keyword `apply_if` (bool[]) means: change nothing where
+            it is false.
+
+    Examples:
+        >>> import replicax as rx
+        >>> class Descent:
+        ...     rate = 0.5
+        >>> def apply(optimizer, gradients, variables):
+        ...     for gradient, variable in zip(gradients, variables):
+        ...         variable.assign_sub(optimizer.rate * gradient)
+        >>> rx.register_optimizer(lambda x: isinstance(x, Descent), apply)
+        >>> w = rx.Variable(3.0)
+        >>> rx.apply_gradients(Descent(), [2.0], [w])
+        >>> float(w)
+        2.0
+    """
+    _KINDS.append((predicate, apply))
+
+
+def apply_gradients(
+    optimizer: Any, gradients: Any, variables: Any = None, *, apply_if: Any = None, **extra: Any
+) -> Any:
+    """Let an optimizer change variables by gradients that the replicas have combined.
+
+    Context: any. Collective: no in a compiled step; in the eager runner, where it compares bits.
+
+    Args:
+        optimizer: An `rx.Optimizer`, or one of a kind that was registered: those of Keras once
+            `rx.keras` is imported, `flax.nnx.Optimizer` with `rx.nnx`.
+        gradients: The gradients of the global batch, in the structure of `variables`:
+            `ctx.all_reduce("mean", gradients)`.
+        variables: What is changed. An `rx.Optimizer` knows its variables.
+        apply_if: bool[], equal on all replicas; where it is false, nothing changes, neither the
+            variables nor the optimizer's state. None means true.
+        **extra: Handed on: `value=loss` for optax transformations that ask for it, say.
+
+    Returns:
+        What the optimizer returns; None of an `rx.Optimizer`.
+
+    Raises:
+        VaryingWriteError: The gradients may differ between replicas.
+        ArgumentTypeError: No kind of optimizer is known that `optimizer` belongs to.
+
+    Examples:
+        >>> import optax
+        >>> import replicax as rx
+        >>> w = rx.Variable(3.0)
+        >>> optimizer = rx.Optimizer(optax.sgd(0.5), [w])
+        >>> _, gradients = rx.value_and_grad(lambda: w.value**2, [w])()
+        >>> rx.apply_gradients(optimizer, gradients)
+        >>> float(w)
+        0.0
+    """
+    apply = next((apply for is_kind, apply in reversed(_KINDS) if is_kind(optimizer)), None)
+    if apply is None:
+        raise _unknown(optimizer)
+    gradients = require_mirrored(gradients, "rx.apply_gradients")
+    if apply_if is not None:
+        extra["apply_if"] = require_mirrored(apply_if, "rx.apply_gradients")
+    return apply(optimizer, gradients, variables, **extra)
+
+
+class Optimizer:
+    """An optax transformation for variables; its state lies in variables, too.
+
+    Create it where the variables are created, in `strategy.scope()`. A checkpoint saves and
+    restores its state like that of any object with variables.
+
+    Args:
+        transformation: An `optax.GradientTransformation`, or anything with its `init` and `update`.
+        variables: A tree of variables. Those that are not trainable are refused.
+
+    Attributes:
+        transformation: As given.
+        variables: As given.
+        state: The state of the transformation: a tree whose leaves are variables.
+
+    Raises:
+        ArgumentTypeError: No transformation, or something else than variables.
+
+    Examples:
+        >>> import optax
+        >>> import replicax as rx
+        >>> with rx.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        ...     w = rx.Variable([1.0, 2.0])
+        ...     optimizer = rx.Optimizer(optax.adam(0.1), {"w": w})
+        >>> optimizer.state[0].mu["w"].shape
+        (2,)
+    """
+
+    _holds_variables: ClassVar[bool] = True  # for checkpoints
+
+    def __init__(self, transformation: Any, variables: Any) -> None:
+        if not (hasattr(transformation, "init") and hasattr(transformation, "update")):
+            raise errors.ArgumentTypeError(
+                errors.describe(
+                    f"rx.Optimizer was given {transformation!r}, which is no transformation.",
+                    fix="Pass an optax transformation, such as `optax.adam(1e-3)`, then the "
+                    "variables.",
+                )
+            )
+        for leaf in jax.tree.leaves(variables):
+            if not isinstance(leaf, Variable) or not leaf.trainable:
+                raise errors.ArgumentTypeError(
+                    errors.describe(
+                        f"rx.Optimizer: `variables` holds {leaf!r}, which is no trainable "
+                        "variable.",
+                        fix="Pass a list or tree of `rx.Variable` that training changes.",
+                    )
+                )
+        self.transformation = transformation
+        self.variables = variables
+        self._jitted = jax.jit(self._update)
+        start = transformation.init(values_of(variables))
+        # Of constants optax may use one array in two places.
+        self.state = jax.tree_util.tree_map_with_path(
+            lambda path, x: Variable(
+                x, trainable=False, name=f"optimizer{jax.tree_util.keystr(path)}"
+            ),
+            start,
+        )
+
+    def _update(
+        self, gradients: Any, state: Any, before: Any, apply_if: Any, **extra: Any
+    ) -> tuple[Any, Any]:
+        updates, new_state = self.transformation.update(gradients, state, before, **extra)
+        new = jax.tree.map(lambda w, u: jnp.asarray(w + u).astype(w.dtype), before, updates)
+        if apply_if is None:
+            return new, new_state
+        kept: tuple[Any, Any] = chosen(apply_if, (new, new_state), (before, state))
+        return kept
+
+    def apply(self, gradients: Any, *, apply_if: Any = None, **extra: Any) -> None:
+        """Change the variables; see `rx.apply_gradients`."""
+        rows: Any = jax.tree.structure(self.variables)
+        if rows != jax.tree.structure(gradients):
+            raise errors.InvalidArgumentError(
+                errors.describe(
+                    "rx.apply_gradients: the gradients have another structure than the variables.",
+                    table=errors.Table(
+                        ("what", "structure"),
+                        [("gradients", jax.tree.structure(gradients)), ("variables", rows)],
+                    ),
+                    fix="Pass `rx.value_and_grad(fn, optimizer.variables)` gradients as they are.",
+                )
+            )
+        before, state = values_of(self.variables), values_of(self.state)
+        # Compiled as a whole, the eager runner takes milliseconds for it instead of seconds. What
+        # is handed on may hold functions, which `jit` does not take.
+        update: Any = functools.partial(self._update, **extra) if extra else self._jitted
+        new, new_state = update(gradients, state, before, apply_if)
+        for variable, value in zip(
+            _leaves((self.variables, self.state)), _leaves((new, new_state)), strict=True
+        ):
+            variable.assign(value)
+
+
+def chosen(condition: Any, new: Any, old: Any) -> Any:
+    """`new` where the condition holds, else `old`; leaf by leaf."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
+
+
+def values_of(variables: Any) -> Any:
+    """A tree of variables as a tree of their values."""
+    return jax.tree.map(lambda variable: variable.value, variables)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    leaves: list[Any] = jax.tree.leaves(tree)
+    return leaves
+
+
+def _apply(optimizer: Optimizer, gradients: Any, variables: Any, **extra: Any) -> None:
+    if variables is not None and _leaves(variables) != _leaves(optimizer.variables):
+        raise errors.InvalidArgumentError(
+            errors.describe(
+                "rx.apply_gradients: these are not the variables of the rx.Optimizer.",
+                table=errors.Table(
+                    ("what", "variables"),
+                    [
+                        ("given", [variable.name for variable in _leaves(variables)]),
+                        ("optimizer", [v.name for v in _leaves(optimizer.variables)]),
+                    ],
+                ),
+                fix="Leave `variables` out, or make an optimizer for these variables.",
+            )
+        )
+    optimizer.apply(gradients, **extra)
+
+
+register_optimizer(lambda optimizer: isinstance(optimizer, Optimizer), _apply)
+
+
+def _unknown(optimizer: Any) -> errors.ArgumentTypeError:
+    fix = "Pass an `rx.Optimizer`, or teach it with `rx.register_optimizer`."
+    if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
+        fix = (
+            "Make `optimizer = rx.Optimizer(transformation, variables)` once, in the strategy's "
+            "scope, and pass that: it keeps the state in variables."
+        )
+    module = type(optimizer).__module__.partition(".")[0]
+    if module in ("keras", "flax"):
+        fix = f"Import `replicax.{'nnx' if module == 'flax' else 'keras'}` first, which teaches it."
+    return errors.ArgumentTypeError(
+        errors.describe(
+            f"rx.apply_gradients does not know the optimizer {optimizer!r}.",
+            why="It has no rule for this kind of object.",
+            fix=fix,
+        )
+    )
