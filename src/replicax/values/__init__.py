@@ -19,6 +19,7 @@ from replicax.values._frames import VariableAccess as VariableAccess
 from replicax.values._frames import current_frame as current_frame
 from replicax.values._frames import depth as depth
 from replicax.values._frames import entered as entered
+from replicax.values._frames import register_frame_hook as register_frame_hook
 from replicax.values._indexed_slices import IndexedSlices as IndexedSlices
 from replicax.values._kinds import VariableAggregation as VariableAggregation
 from replicax.values._kinds import VariableSynchronization as VariableSynchronization
@@ -51,6 +52,7 @@ __all__ = [
     "depth",
     "entered",
     "live_variables",
+    "register_frame_hook",
     "regroup",
     "same_bits",
     "spread",
