@@ -38,12 +38,16 @@ from replicax.keras._fit import evaluate as evaluate
 from replicax.keras._fit import fit as fit
 from replicax.keras._fit import predict as predict
 from replicax.keras._hooks import hook as _hook
+from replicax.keras._lifted import lift as _lift
 from replicax.keras._model import Distributed as Distributed
 from replicax.keras._model import Model as Model
 from replicax.keras._model import Sequential as Sequential
+from replicax.keras._optimizers import apply_gradients as apply_gradients
+from replicax.values import register_foreign as _register_foreign
 from replicax.values import register_frame_hook as _register_frame_hook
 
 _register_frame_hook(_hook)
+_register_foreign(lambda thing: isinstance(thing, _keras.Variable), _lift)
 _input.register_dataset_class(_KerasDataset)
 
-__all__ = ["Distributed", "Model", "Sequential", "adopt", "evaluate", "fit", "predict"]
+__all__ = ["Distributed", "Model", "Sequential", "adopt", "apply_gradients", "evaluate", "fit", "predict"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -32,6 +32,22 @@ def array_of(variable: Any) -> Any:
 def set_array(variable: Any, array: Any) -> None:
     """Replace the array of a Keras variable, which must have its shape and dtype."""
     variable._value = array
+
+
+def arrays_of(variables: Sequence[Any]) -> list[Any]:
+    """The arrays of Keras variables, as `array_of` gives them."""
+    return [variable._value for variable in variables]
+
+
+def set_arrays(variables: Sequence[Any], arrays: Sequence[Any]) -> None:
+    """Replace the arrays of Keras variables, as `set_array` does."""
+    for variable, array in zip(variables, arrays, strict=True):
+        variable._value = array
+
+
+def is_uninitialized(variable: Any) -> bool:
+    """Whether a Keras variable without an array is to get one from its initializer."""
+    return variable._value is None and variable._initializer is not None
 
 
 def layout_of(variable: Any) -> Any:
@@ -83,3 +99,14 @@ def sublayers(model: Any) -> Iterable[Any]:
 def set_state_of_fit(model: Any, state: dict[str, Any]) -> None:
     """Tell a model's `fit` where the new arrays of its variables are; Keras does it after a step."""
     model._jax_state = state
+
+
+def layer_of_this_loss() -> Any:
+    """The layer whose `add_loss` calls the function that calls this one, or None."""
+    layer = sys._getframe(2).f_locals.get("self")
+    return layer if isinstance(layer, keras.Layer) else None
+
+
+def remember_loss(layer: Any, loss: Any) -> None:
+    """Have a layer take a loss for one of its own."""
+    layer._loss_ids.add(id(loss))
