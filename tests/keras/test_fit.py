@@ -30,7 +30,7 @@ def rich_model(**options):
             keras.layers.Dense(1, activation="sigmoid"),
         ]
     )
-    model.compile("adam", "binary_crossentropy", metrics=["accuracy", "AUC"], **options)
+    model.compile("adam", "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(5)], **options)
     return model
 
 
@@ -41,7 +41,7 @@ def reference(data):
     history = model.fit(
         data.x,
         data.classes,
-        batch_size=4,
+        batch_size=6,
         epochs=2,
         sample_weight=data.weights,
         validation_data=(data.x[:5], data.classes[:5]),
@@ -50,8 +50,8 @@ def reference(data):
     return (
         model,
         history,
-        model.evaluate(data.x, data.classes, batch_size=4, verbose=0),
-        model.predict(data.x, batch_size=4, verbose=0),
+        model.evaluate(data.x[:5], data.classes[:5], batch_size=6, verbose=0),
+        model.predict(data.x, batch_size=6, verbose=0),
     )
 
 
@@ -62,14 +62,15 @@ def test_fit_evaluate_and_predict_equal_one_device(strategy, data, reference, ap
         model,
         data.x,
         data.classes,
-        batch_size=4,
+        batch_size=6,
         epochs=2,
         sample_weight=data.weights,
         validation_data=(data.x[:5], data.classes[:5]),
         **OPTIONS,
     )
-    evaluated = rx.keras.evaluate(model, data.x, data.classes, batch_size=4, verbose=0)
-    predicted = rx.keras.predict(model, data.x, batch_size=4, verbose=0)
+    first = data.x[:5], data.classes[:5]
+    evaluated = rx.keras.evaluate(model, *first, batch_size=6, verbose=0)
+    predicted = rx.keras.predict(model, data.x, batch_size=6, verbose=0)
 
     assert apart(model, reference[0]) <= TOLERANCE
     assert apart(history, reference[1]) <= TOLERANCE
@@ -78,21 +79,21 @@ def test_fit_evaluate_and_predict_equal_one_device(strategy, data, reference, ap
     assert {len(v.value.devices()) for v in model.variables} == {3}
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
-def test_keras_own_methods_take_distributed_datasets(strategy, data, reference, apart, inside):
-    def distributed(*arrays, size=4):
-        return strategy.distribute_dataset(arrays, rx.InputOptions(global_batch_size=size))
+def test_keras_own_methods_take_distributed_datasets(strategy, data, reference, apart):
+    def distributed(*arrays):
+        return strategy.distribute_dataset(arrays, rx.InputOptions(global_batch_size=6))
 
+    first = data.x[:5], data.classes[:5]
     with strategy.scope():
         model = rich_model()
-    with strategy.scope() if inside else contextlib.nullcontext():
-        history = model.fit(
-            distributed(data.x, data.classes, data.weights),
-            epochs=2,
-            validation_data=distributed(data.x[:5], data.classes[:5]),
-            verbose=0,
-        )
-        evaluated = model.evaluate(distributed(data.x, data.classes), verbose=0)
+    history = model.fit(
+        distributed(data.x, data.classes, data.weights),
+        epochs=2,
+        validation_data=strategy.distribute_dataset([first]),
+        verbose=0,
+    )
+    with strategy.scope():  # inside of the scope or outside
+        evaluated = model.evaluate(strategy.distribute_dataset([first]), verbose=0)
         predicted = model.predict(distributed(data.x), verbose=0)
 
     assert apart(model, reference[0]) <= TOLERANCE
@@ -257,12 +258,13 @@ def test_a_train_step_of_ones_own(strategy, data, make_model, apart):
     assert apart(model, one) <= TOLERANCE
 
 
-def test_class_weights(strategy, data, apart):
-    options = {"batch_size": 4, "class_weight": {0: 1.0, 1: 3.0}, **OPTIONS}
-    one = rich_model()
+def test_class_weights(strategy, data, make_model, apart):
+    options = {"batch_size": 11, "class_weight": {0: 1.0, 1: 3.0}, **OPTIONS}
+    loss = {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "metrics": None}
+    one = make_model(**loss)
     expected = one.fit(data.x, data.classes, **options)
     with strategy.scope():
-        model = rich_model()
+        model = make_model(**loss)
 
     assert apart(rx.keras.fit(model, data.x, data.classes, **options), expected) <= TOLERANCE
 

@@ -114,9 +114,9 @@ class _KerasCell(Cell):
 LiftedVariable._cell_kind = _KerasCell  # type: ignore[misc]
 
 
-# Who holds an array that is nobody else's: the variable, `_MADE`, the list of `own_arrays`, its
-# loop variable, the call that asks, and the list that a running step was given.
-_OWN_REFERENCES = 6
+# Who holds an array that is nobody else's: the variable, `_MADE`, the list of `own_arrays` and the
+# call that counts.
+_OWN_REFERENCES = 4
 
 
 def own_arrays(variables: Sequence[Any], keys: Sequence[int]) -> list[Any]:
@@ -126,16 +126,20 @@ def own_arrays(variables: Sequence[Any], keys: Sequence[int]) -> list[Any]:
     """
     arrays = _compat.arrays_of(variables)
     made, references = _MADE, sys.getrefcount
-    for i, array in enumerate(arrays):
-        if made.get(keys[i]) is array and references(array) <= _OWN_REFERENCES:
-            continue
-        if array is None:
+    for i, key in enumerate(keys):
+        if made.get(key) is arrays[i]:
+            count = references(arrays[i])
+            if count <= _OWN_REFERENCES:
+                continue
+            if count == _OWN_REFERENCES + 1 and arrays[i] is TURNS.output:
+                continue
+        if arrays[i] is None:
             raise _taken_out(variables[i].path)
-        if array.is_deleted() or (array is TURNS.output and made.get(keys[i]) is array):
+        if arrays[i].is_deleted():  # A running step asks again, which has given it away.
             continue
-        arrays[i] = copied(array)
+        arrays[i] = copied(arrays[i])
         _compat.set_array(variables[i], arrays[i])
-        made[keys[i]] = arrays[i]
+        made[key] = arrays[i]
     return arrays
 
 
@@ -150,7 +154,9 @@ def lift(variable: Any, frame: Frame | None = None) -> LiftedVariable:
         lifted: LiftedVariable = known[1]
         if lifted.strategy is strategy_of_variable(variable):
             return lifted
-    lifted = LiftedVariable(variable, strategy_of_variable(variable))
+    # Not a creation in the eyes of the context: replicas need not meet for it.
+    lifted = LiftedVariable.__new__(LiftedVariable)
+    LiftedVariable.__init__(lifted, variable, strategy_of_variable(variable))
     key = id(variable)
 
     def forget(_: Any) -> None:
