@@ -22,6 +22,7 @@ COMPILED = "REPLICAX_TESTS_COMPILED"
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the platform: real accelerators for `-m accelerator`, else logical CPU devices."""
     os.environ.pop("REPLICAX_CPU_DEVICES", None)  # the suite is written for the number below
+    os.environ["KERAS_BACKEND"] = "jax"
     jax.config.update("jax_num_cpu_devices", LOGICAL_CPU_DEVICES)
     if config.option.markexpr != "accelerator":
         jax.config.update("jax_platforms", "cpu")

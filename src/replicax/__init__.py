@@ -63,13 +63,14 @@ from replicax.verify import check_replicas_equal as check_replicas_equal
 
 if _typing.TYPE_CHECKING:
     from replicax import checkpoint as checkpoint
+    from replicax import keras as keras
     from replicax import nnx as nnx
     from replicax import testing as testing
 else:
 
     def __getattr__(name: str) -> _typing.Any:
         """Import what is not always needed at its first use: `checkpoint` loads Orbax, a second."""
-        if name in ("checkpoint", "nnx", "testing"):
+        if name in ("checkpoint", "keras", "nnx", "testing"):
             return _importlib.import_module(f"replicax.{name}")
         raise AttributeError(f"module 'replicax' has no attribute {name!r}")
 
@@ -126,6 +127,7 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "keras",
     "metrics",
     "nnx",
     "precision",

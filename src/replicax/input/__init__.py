@@ -9,6 +9,7 @@ from replicax.input._distributed import INFINITE as INFINITE
 from replicax.input._distributed import UNKNOWN as UNKNOWN
 from replicax.input._distributed import DistributedDataset as DistributedDataset
 from replicax.input._distributed import distribute as distribute
+from replicax.input._distributed import register_dataset_class as register_dataset_class
 from replicax.input._from_function import InputContext as InputContext
 from replicax.input._from_function import from_function as from_function
 from replicax.input._iterator import DistributedIterator as DistributedIterator
@@ -35,5 +36,6 @@ __all__ = [
     "files",
     "from_function",
     "plan_input",
+    "register_dataset_class",
     "rows_per_replica",
 ]

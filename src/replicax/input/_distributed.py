@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import jax
 
-from replicax import errors
+from replicax import _integrations, errors
 from replicax.input._agreed import AgreedFeed, agree_on_plan
 from replicax.input._iterator import DistributedIterator, require_outside
 from replicax.input._options import InputOptions, checked_options
@@ -177,6 +177,22 @@ class DistributedDataset(Distributed):
         )
 
 
+_KINDS: list[type[DistributedDataset]] = [DistributedDataset]
+
+
+def register_dataset_class(kind: type[DistributedDataset]) -> None:
+    """Make distributed datasets of this class from now on: of one that a model library accepts."""
+    _KINDS.append(kind)
+
+
+def made(
+    feed: Feed, mesh: ReplicaMesh, options: InputOptions, plan: InputPlan | None = None
+) -> DistributedDataset:
+    """A distributed dataset, of the class that the imported libraries ask for."""
+    _integrations.load()
+    return _KINDS[-1](feed, mesh, options, plan)
+
+
 def distribute(
     dataset: Any, mesh: ReplicaMesh, options: InputOptions | None = None
 ) -> DistributedDataset:
@@ -199,4 +215,4 @@ def distribute(
         counts = agree_on_plan(plan)
         if not plan.is_known_to_all:
             feed = AgreedFeed(plan, plan.remainder, counts)
-    return DistributedDataset(feed, mesh, options, plan)
+    return made(feed, mesh, options, plan)

@@ -15,7 +15,7 @@ from replicax.cluster import agree
 from replicax.data import Dataset
 from replicax.input._agreed import AgreedFeed
 from replicax.input._as_elements import from_batches, is_from_library
-from replicax.input._distributed import DistributedDataset
+from replicax.input._distributed import DistributedDataset, made
 from replicax.input._facts import facts_of
 from replicax.input._options import InputOptions, Remainder, checked_options
 from replicax.input._policies import InputReplicationMode
@@ -97,14 +97,14 @@ def from_function(
     streams = [_checked_batches(fn(context)) for context in contexts]
     rounds = Rounds(streams, mesh.num_local_replicas, options.remainder)
     if not mesh.spans_processes:
-        return DistributedDataset(rounds, mesh, options)
+        return made(rounds, mesh, options)
     records = agree(
         "distribute_datasets_from_function",
         {"remainder": options.remainder, "is without end": rounds.is_infinite},
         untold={"steps": rounds.num_steps},
     )
     feed = AgreedFeed(rounds, options.remainder, [record["steps"] for record in records])
-    return DistributedDataset(feed, mesh, options)
+    return made(feed, mesh, options)
 
 
 class Rounds:

@@ -12,7 +12,14 @@ import jax
 from replicax import errors
 from replicax.step._access import TracedVariables
 from replicax.step._bound_objects import bound
-from replicax.values import Frame, Variable, VariableAccess, current_frame, entered
+from replicax.values import (
+    Frame,
+    Variable,
+    VariableAccess,
+    as_variable,
+    current_frame,
+    entered,
+)
 from replicax.values._lending import lend
 
 
@@ -49,8 +56,9 @@ def value_and_grad(
 
     Args:
         fn: Function with a scalar result, or a pair of it and anything else with `has_aux`.
-        variables: A tree of variables to differentiate with respect to. If None, the arguments
-            that `argnums` names are differentiated instead.
+        variables: A tree of variables to differentiate with respect to, such as a list of
+            `rx.Variable` or a Keras model's `trainable_variables`. If None, the arguments that
+            `argnums` names are differentiated instead.
         argnums: Positions of arguments to differentiate; used only without `variables`.
         has_aux: Whether `fn` returns `(value, aux)`.
 
@@ -71,6 +79,7 @@ def value_and_grad(
     """
     structure: Any
     leaves, structure = jax.tree.flatten(variables)
+    leaves = [as_variable(leaf) for leaf in leaves]
     for leaf in leaves:
         if not isinstance(leaf, Variable):
             raise errors.ArgumentTypeError(

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self
 
 import jax
 
-from replicax import errors
+from replicax import _integrations, errors
 from replicax import input as rx_input
 from replicax.collectives import CollectiveKeys, CommunicationOptions
 from replicax.step import (
@@ -101,6 +101,7 @@ class Strategy(CrossReplicaOperations, TensorFlowAliases):
             <MirroredVariable 'w' float32[]>
         """
         require_cross_replica(self, "scope")
+        _integrations.load()
         frame = current_frame()
         if frame is not None and frame.strategy is not None and frame.strategy is not self:
             raise mixed(frame.strategy, self, "scope")

@@ -13,12 +13,15 @@ from replicax.values._distributed import Provenance as Provenance
 from replicax.values._distributed import regroup as regroup
 from replicax.values._distributed import same_bits as same_bits
 from replicax.values._distributed import spread as spread
+from replicax.values._foreign import as_variable as as_variable
+from replicax.values._foreign import register_foreign as register_foreign
 from replicax.values._frames import Frame as Frame
 from replicax.values._frames import StrategyLike as StrategyLike
 from replicax.values._frames import VariableAccess as VariableAccess
 from replicax.values._frames import current_frame as current_frame
 from replicax.values._frames import depth as depth
 from replicax.values._frames import entered as entered
+from replicax.values._frames import register_frame_hook as register_frame_hook
 from replicax.values._indexed_slices import IndexedSlices as IndexedSlices
 from replicax.values._kinds import VariableAggregation as VariableAggregation
 from replicax.values._kinds import VariableSynchronization as VariableSynchronization
@@ -47,10 +50,13 @@ __all__ = [
     "VariableAccess",
     "VariableAggregation",
     "VariableSynchronization",
+    "as_variable",
     "current_frame",
     "depth",
     "entered",
     "live_variables",
+    "register_foreign",
+    "register_frame_hook",
     "regroup",
     "same_bits",
     "spread",

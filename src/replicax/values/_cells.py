@@ -38,6 +38,11 @@ def shared_cell(variables: Sequence[Variable]) -> Cell:
     """
     if not variables:
         return Cell([])
+    kinds = {variable._cell_kind for variable in variables}
+    if kinds != {None}:  # The arrays belong to another library.
+        kind = kinds.pop()
+        made: Cell = Cell(None) if kinds or kind is None else kind(variables)
+        return made
     cells = {id(variable._cell): variable._cell for variable in variables}
     first = variables[0]._cell
     slots = [variable._slot for variable in variables]

@@ -118,6 +118,17 @@ class _Stack(threading.local):
 
 _STACK = _Stack()
 
+FrameHook = Callable[[Frame], contextlib.AbstractContextManager[Any]]
+_HOOKS: list[FrameHook] = []
+
+
+def register_frame_hook(hook: FrameHook) -> None:
+    """Have what ``hook`` returns for a frame entered with each frame from now on, and left before.
+
+    A model library lets its own state follow the context in this way.
+    """
+    _HOOKS.append(hook)
+
 
 def current_frame() -> Frame | None:
     """The innermost frame of this thread, or None outside of every scope."""
@@ -136,6 +147,12 @@ def entered(frame: Frame) -> Iterator[Frame]:
     frames = _STACK.frames
     frames.append(frame)
     try:
-        yield frame
+        if not _HOOKS:
+            yield frame
+            return
+        with contextlib.ExitStack() as stack:
+            for hook in _HOOKS:
+                stack.enter_context(hook(frame))
+            yield frame
     finally:
         frames.pop()

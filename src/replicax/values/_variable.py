@@ -31,7 +31,7 @@ _KINDS: dict[str, type[Variable]] = {}
 
 def live_variables() -> list[Variable]:
     """All variables that exist, in the order of their creation."""
-    return sorted(_LIVE, key=lambda variable: variable._index)
+    return sorted((v for v in _LIVE if v._is_there), key=lambda variable: variable._index)
 
 
 class _VariableType(type):
@@ -114,6 +114,8 @@ class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
 
     _cell: Cell
     _slot: int = 0
+    _cell_kind: ClassVar[Any] = None
+    """What holds the arrays of such variables for a step, where that is no `Cell`."""
 
     def __init_subclass__(cls, kind: str | None = None) -> None:
         if kind is not None:
@@ -206,6 +208,11 @@ class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
     def _sharding(self) -> Any:
         """How programs take and give the state."""
         return None
+
+    @property
+    def _is_there(self) -> bool:
+        """Whether it has an array."""
+        return True
 
     _lies_elsewhere: ClassVar[bool] = False
     """Whether the state has to be moved before and after each program."""

@@ -13,7 +13,7 @@ from replicax import errors
 from replicax.cluster import agree
 from replicax.values._distributed import DistributedValues, PerReplica
 from replicax.values._frames import StrategyLike, current_frame
-from replicax.values._mesh import own_part
+from replicax.values._mesh import ReplicaMesh, own_part
 
 if TYPE_CHECKING:
     from replicax.values._variable import Variable
@@ -35,7 +35,7 @@ def common_start(variable: Variable, value: jax.Array) -> jax.Array:
     Raises:
         CollectiveMismatchError: The workers create different variables.
     """
-    mesh = variable.strategy.replica_mesh  # type: ignore[union-attr] # it spans processes
+    mesh: Any = variable.strategy.replica_mesh  # type: ignore[union-attr] # it spans processes
     facts = {
         **_facts(variable),
         "dtype": str(value.dtype),
@@ -49,9 +49,23 @@ def common_start(variable: Variable, value: jax.Array) -> jax.Array:
         why=f"`{variable.name}`, a variable of the strategy, is one variable for all workers.",
         fix="Create the same variables in the same order on every worker.",
     )
+    return _first(mesh, value, records)
+
+
+def common_value(mesh: ReplicaMesh, name: str, value: jax.Array) -> jax.Array:
+    """The value that worker 0 has of something that all have. Collective.
+
+    Raises:
+        CollectiveMismatchError: The workers have different things.
+    """
+    facts = {"name": name, "dtype": str(value.dtype), "shape": str(value.shape)}
+    return _first(mesh, value, agree("a common value", facts, untold={"digest": digest(value)}))
+
+
+def _first(mesh: ReplicaMesh, value: jax.Array, records: list[dict[str, Any]]) -> jax.Array:
     if all(record["digest"] == records[0]["digest"] for record in records):
         return value
-    rows = mesh.from_rows([value] * mesh.num_local_replicas)
+    rows = mesh.from_rows([own_part(value)] * mesh.num_local_replicas)
     first: jax.Array = mesh.all_rows(rows)[0]
     return first
 

@@ -1,0 +1,112 @@
+"""Names of Keras that have no public form; each has a test that says when it is gone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from types import FrameType
+from typing import Any
+
+import jax
+import keras
+from keras.src.backend.common.global_state import set_global_attribute
+from keras.src.backend.common.stateless_scope import get_stateless_scope as get_stateless_scope
+from keras.src.backend.common.variables import initialize_all_variables
+from keras.src.distribution.distribution_lib import Distribution as Distribution
+from keras.src.trainers.data_adapters import get_data_adapter as get_data_adapter
+from keras.src.trainers.data_adapters.array_slicing import (
+    train_validation_split as train_validation_split,
+)
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
+from keras.src.trainers.epoch_iterator import EpochIterator
+from keras.src.utils.rng_utils import get_random_seed as get_random_seed
+
+_FRAMES_LOOKED_AT = 12
+
+
+def array_of(variable: Any) -> Any:
+    """The array of a Keras variable, whatever scope is active; None where it has none yet."""
+    return variable._value
+
+
+def set_array(variable: Any, array: Any) -> None:
+    """Replace the array of a Keras variable, which must have its shape and dtype."""
+    variable._value = array
+
+
+def arrays_of(variables: Sequence[Any]) -> list[Any]:
+    """The arrays of Keras variables, as `array_of` gives them."""
+    return [variable._value for variable in variables]
+
+
+def set_arrays(variables: Sequence[Any], arrays: Sequence[Any]) -> None:
+    """Replace the arrays of Keras variables, as `set_array` does."""
+    for variable, array in zip(variables, arrays, strict=True):
+        variable._value = array
+
+
+def is_uninitialized(variable: Any) -> bool:
+    """Whether a Keras variable without an array is to get one from its initializer."""
+    return variable._value is None and variable._initializer is not None
+
+
+def layout_of(variable: Any) -> Any:
+    """The layout of a Keras variable, or None."""
+    return variable._layout
+
+
+def set_layout(variable: Any, layout: Any) -> None:
+    """Have later assignments to a Keras variable placed like this."""
+    variable._layout = layout
+
+
+def initialize_variables_now() -> None:
+    """Give values to variables that were created in a stateless scope, as if outside of it."""
+    scope = get_stateless_scope()
+    set_global_attribute("stateless_scope", None)
+    try:
+        with jax.ensure_compile_time_eval():
+            initialize_all_variables()
+    finally:
+        set_global_attribute("stateless_scope", scope)
+
+
+def trainer_of_this_call() -> tuple[Any, dict[str, Any]]:
+    """The model whose `fit`, `evaluate` or `predict` is making an iterator, and what it was given.
+
+    For messages only: where it cannot be told, the model is None.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    given: dict[str, Any] = {}
+    for _ in range(_FRAMES_LOOKED_AT):
+        if frame is None:
+            break
+        self = frame.f_locals.get("self")
+        if isinstance(self, EpochIterator) and frame.f_code.co_name == "__init__":
+            given = dict(frame.f_locals)
+        if isinstance(self, keras.Model):
+            return self, given
+        frame = frame.f_back
+    return None, given
+
+
+def sublayers(model: Any) -> Iterable[Any]:
+    """A model and all layers in it."""
+    found: Iterable[Any] = model._flatten_layers()
+    return found
+
+
+def set_state_of_fit(model: Any, state: dict[str, Any]) -> None:
+    """Tell a model's `fit` where the new arrays of its variables are; Keras does it after a step."""
+    model._jax_state = state
+
+
+def layer_of_this_loss() -> Any:
+    """The layer whose `add_loss` calls the function that calls this one, or None."""
+    layer = sys._getframe(2).f_locals.get("self")
+    return layer if isinstance(layer, keras.Layer) else None
+
+
+def remember_loss(layer: Any, loss: Any) -> None:
+    """Have a layer take a loss for one of its own."""
+    layer._loss_ids.add(id(loss))

@@ -1,0 +1,180 @@
+"""Keras variables as variables of a step.
+
+A lifted variable stands for one of Keras and keeps no array of its own: the array is the Keras
+variable's, before and after each step.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from replicax import errors
+from replicax.collectives import TURNS
+from replicax.keras import _compat
+from replicax.keras._distribution import strategy_of_variable
+from replicax.keras._rules import Rule, rule_of
+from replicax.step import surrounding_trace
+from replicax.values import (
+    Frame,
+    MirroredVariable,
+    VariableAggregation,
+    VariableSynchronization,
+    current_frame,
+)
+from replicax.values._cells import Cell
+from replicax.values._mesh import copied
+from replicax.values._variable import _COUNT, _LIVE
+
+# Arrays that steps made, by the id of their Keras variable. One that is not among them may be
+# somebody else's as well, and must not be given away.
+_MADE: dict[int, Any] = {}
+_LIFTED: dict[int, tuple[weakref.ref[Any], Any]] = {}
+
+
+class LiftedVariable(MirroredVariable):
+    """What stands for a Keras variable that lies on the replicas of a strategy.
+
+    Attributes:
+        rule: How what replicas write becomes one value.
+    """
+
+    def __init__(self, variable: Any, strategy: Any) -> None:  # type: ignore[no-untyped-call] # no super
+        self._index = next(_COUNT)
+        self._lent = False
+        self._reference = weakref.ref(variable)
+        self._key = id(variable)
+        self._kind = (tuple(variable.shape), jax.numpy.dtype(str(variable.dtype)))
+        self.name = variable.path
+        self.trainable = variable.trainable
+        self.synchronization = VariableSynchronization.AUTO
+        self.aggregation = VariableAggregation.NONE
+        self.strategy = strategy
+        self.rule: Rule | None = rule_of(variable)
+        self._spans_processes = strategy is not None and strategy.replica_mesh.spans_processes
+        _LIVE.add(self)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape; it never changes."""
+        return self._kind[0]
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype; it never changes."""
+        return self._kind[1]
+
+    @property
+    def _is_there(self) -> bool:
+        variable = self._reference()
+        return variable is not None and _compat.array_of(variable) is not None
+
+    @property
+    def _value(self) -> jax.Array:
+        array = _compat.array_of(self._reference())
+        if array is None:
+            raise _taken_out(self.name)
+        found: jax.Array = array
+        return found
+
+    @_value.setter
+    def _value(self, array: jax.Array) -> None:
+        _compat.set_array(self._reference(), array)
+        _MADE[self._key] = array
+
+    def _for_program(self) -> jax.Array:
+        return own_arrays([self._reference()], [self._key])[0]
+
+
+class _KerasCell(Cell):
+    """The arrays of some Keras variables."""
+
+    __slots__ = ("_keys", "_variables")
+
+    def __init__(self, variables: Sequence[LiftedVariable]) -> None:
+        self._variables = [variable._reference() for variable in variables]
+        self._keys = [variable._key for variable in variables]
+
+    @property
+    def arrays(self) -> list[Any]:  # type: ignore[override] # a cell that is never given up
+        """Arrays that a step may give away."""
+        return own_arrays(self._variables, self._keys)
+
+    @arrays.setter
+    def arrays(self, arrays: list[Any]) -> None:
+        _compat.set_arrays(self._variables, arrays)
+        _MADE.update(zip(self._keys, arrays, strict=True))
+
+
+LiftedVariable._cell_kind = _KerasCell  # type: ignore[misc]
+
+
+# Who holds an array that is nobody else's: the variable, `_MADE`, the list of `own_arrays` and the
+# call that counts.
+_OWN_REFERENCES = 4
+
+
+def own_arrays(variables: Sequence[Any], keys: Sequence[int]) -> list[Any]:
+    """The arrays of Keras variables, after making copies of those that others may hold too.
+
+    An array that was read from a variable, or assigned to it, stays valid after steps.
+    """
+    arrays = _compat.arrays_of(variables)
+    made, references = _MADE, sys.getrefcount
+    for i, key in enumerate(keys):
+        if made.get(key) is arrays[i]:
+            count = references(arrays[i])
+            if count <= _OWN_REFERENCES:
+                continue
+            if count == _OWN_REFERENCES + 1 and arrays[i] is TURNS.output:
+                continue
+        if arrays[i] is None:
+            raise _taken_out(variables[i].path)
+        if arrays[i].is_deleted():  # A running step asks again, which has given it away.
+            continue
+        arrays[i] = copied(arrays[i])
+        _compat.set_array(variables[i], arrays[i])
+        made[key] = arrays[i]
+    return arrays
+
+
+def lift(variable: Any, frame: Frame | None = None) -> LiftedVariable:
+    """What stands for a Keras variable in the current context.
+
+    Raises:
+        MixedStrategiesError: It was created outside of the scope of the strategy that runs.
+    """
+    known = _LIFTED.get(id(variable))
+    if known is not None and known[0]() is variable:
+        lifted: LiftedVariable = known[1]
+        if lifted.strategy is strategy_of_variable(variable):
+            return lifted
+    # Not a creation in the eyes of the context: replicas need not meet for it.
+    lifted = LiftedVariable.__new__(LiftedVariable)
+    LiftedVariable.__init__(lifted, variable, strategy_of_variable(variable))
+    key = id(variable)
+
+    def forget(_: Any) -> None:
+        _LIFTED.pop(key, None)
+        _MADE.pop(key, None)
+
+    _LIFTED[key] = (weakref.ref(variable, forget), lifted)
+    frame = current_frame() if frame is None else frame
+    trace = surrounding_trace(frame.access) if frame is not None else None
+    if trace is not None:
+        trace.create(lambda: lifted)  # An input of the trace that follows.
+    return lifted
+
+
+def _taken_out(name: str) -> errors.FailedPreconditionError:
+    return errors.FailedPreconditionError(
+        errors.describe(
+            f"Keras variable `{name}` has no value at present.",
+            why="`model.fit` takes the arrays out of the variables while it runs.",
+            fix="Run the step before or after `fit`, not in one of its callbacks.",
+        )
+    )

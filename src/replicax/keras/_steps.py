@@ -1,0 +1,159 @@
+"""Keras' compiled steps, called so that neither Ctrl-C nor other programs harm them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import keras
+
+from replicax.cluster import guard
+from replicax.collectives import IN_FLIGHT, TURNS
+from replicax.keras import _compat
+from replicax.keras._checks import check_placed
+from replicax.values import ReplicaMesh
+
+_FUNCTIONS = ("train_function", "test_function", "predict_function")
+
+
+class Step:
+    """A step function of Keras: `(state, iterator) -> (result, state)`.
+
+    Args:
+        function: What Keras made.
+        model: The model, whose variables give their arrays away while its steps run.
+        mesh: The replicas.
+    """
+
+    def __init__(self, function: Callable[..., Any], model: Any, mesh: ReplicaMesh) -> None:
+        self.function, self._model, self._mesh = function, model, mesh
+
+    def __call__(self, state: Any, iterator: Iterator[Any]) -> Any:
+        """Take the batches first, which may take long, then run the step to its end."""
+        count = max(1, int(self._model.steps_per_execution))
+        try:
+            batches = list(itertools.islice(iterator, count))
+            if not batches:
+                raise StopIteration
+            takes_turns = self._mesh.is_cpu_simulation
+            if takes_turns and (TURNS.in_a_row >= IN_FLIGHT or not _follows(state)):
+                TURNS.settle()
+            with interrupted_later(), self._guarded():
+                result, state = self.function(state, iter(batches))
+                # What Keras does next; Ctrl-C must not come between.
+                self._keep(state)
+        except BaseException:
+            self._put_back(state)
+            raise
+        if takes_turns:
+            TURNS.output = _first_array(state)
+            TURNS.in_a_row += 1
+        return result, state
+
+    def _guarded(self) -> contextlib.AbstractContextManager[Any]:
+        return guard() if self._mesh.spans_processes else contextlib.nullcontext()
+
+    def _keep(self, state: Any) -> None:
+        names = ["trainable_variables", "non_trainable_variables"]
+        if len(state) == 4:  # noqa: PLR2004 - a training step's
+            names.append("optimizer_variables")
+        if len(state) > 2:  # noqa: PLR2004 - all but that of predict
+            names.append("metrics_variables")
+        _compat.set_state_of_fit(self._model, dict(zip(names, state, strict=True)))
+
+    def _put_back(self, state: Any) -> None:
+        """After an error before the step ran: Keras took the arrays out of the variables."""
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+            return
+        for variable, array in zip(self._variables(len(state)), _flat(state), strict=True):
+            if _compat.array_of(variable) is None:
+                _compat.set_array(variable, array)
+
+    def _variables(self, parts: int) -> list[Any]:
+        model = self._model
+        found = [*model.trainable_variables, *model.non_trainable_variables]
+        if parts == 4:  # noqa: PLR2004 - a training step's
+            found += model.optimizer.variables
+        if parts > 2:  # noqa: PLR2004 - all but that of predict
+            found += model.metrics_variables
+        return found
+
+
+def _flat(state: Any) -> list[Any]:
+    return [array for part in state for array in part]
+
+
+def _first_array(state: Any) -> Any:
+    return next(iter(_flat(state)), None)
+
+
+def _follows(state: Any) -> bool:
+    """Whether the step is given what the last program makes, and so waits for it by itself."""
+    return TURNS.output is not None and TURNS.output is _first_array(state)
+
+
+@contextlib.contextmanager
+def interrupted_later() -> Iterator[None]:
+    """Let Ctrl-C take effect at the end of the block, once the step has handed its state over."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before):
+        yield
+        return
+    came: list[tuple[int, Any]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        before(*came[0])
+
+
+class SafeSteps(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    """Has Keras call its steps through `Step`, from where it has made them until `restore`.
+
+    Args:
+        model: The model.
+        mesh: The replicas.
+    """
+
+    def __init__(self, model: Any, mesh: ReplicaMesh) -> None:
+        super().__init__()
+        self._stepping, self._mesh = model, mesh
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Keras has made the training step."""
+        del logs
+        self._wrap("train_function")
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Keras has made the step of an evaluation."""
+        del logs
+        self._wrap("test_function")
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """Keras has made the step of a prediction."""
+        del logs
+        self._wrap("predict_function")
+
+    def _wrap(self, name: str) -> None:
+        function = getattr(self._stepping, name)
+        if not isinstance(function, Step):
+            check_placed(self._stepping, self._mesh)
+            setattr(self._stepping, name, Step(function, self._stepping, self._mesh))
+
+    def restore(self) -> None:
+        """Give the model Keras' own steps back."""
+        for name in _FUNCTIONS:
+            step = getattr(self._stepping, name)
+            if isinstance(step, Step):
+                setattr(self._stepping, name, step.function)
+        TURNS.settle()
