@@ -19,7 +19,7 @@ from replicax.errors import (
     from_exception,
 )
 
-from . import _compat, _engine, _startup
+from . import _compat, _engine, _first_collective, _startup
 from ._addresses import join_address, split_address
 from ._control import Control
 from ._endings import Endings
@@ -30,7 +30,7 @@ from ._gatherings import Gatherings
 from ._guard import OtherGuard
 from ._master_process import MasterProcess
 from ._timeouts import Timeouts
-from ._waiting import call_elsewhere
+from ._waiting import call_elsewhere, let_return
 from ._watcher import Watcher
 
 _Result = TypeVar("_Result")
@@ -198,6 +198,7 @@ class Runtime:
         self.gather("start/connected", None, timeout=seconds)
         devices = self._call(_startup.devices)
         _startup.compare_devices(self.gather("start/devices", devices, timeout=seconds))
+        _first_collective.prove(self, seconds)
 
     def _call(self, call: Callable[[], _Result]) -> _Result:
         """Makes a call of jax that waits for the others and listens to no signal."""
@@ -420,6 +421,7 @@ class Runtime:
         if self._client is not None:
             _compat.disconnect_client(self._client)
             self._client = None
+            let_return(ECHO_S)
 
     def _end(self) -> None:
         """Takes down all that joining has set up."""

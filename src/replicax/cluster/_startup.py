@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import platform
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,6 +33,9 @@ _SETTINGS = (
     "jax_numpy_dtype_promotion",
 )
 
+_PACKAGES = ("orbax-checkpoint", "optax", "flax", "keras")
+"""Packages whose releases compute, or write, in their own ways."""
+
 
 def hello(rank: int, world_size: int, addresses: list[str]) -> dict[str, Any]:
     """The first message of a worker."""
@@ -51,8 +57,30 @@ def facts(addresses: list[str]) -> dict[str, Any]:
         "numpy": np.__version__,
         "replicax": getattr(sys.modules.get("replicax"), "__version__", None),
     }
+    versions |= {name: _release(name) for name in _PACKAGES}
     settings = {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
-    return versions | settings | {"host order": ", ".join(addresses)}
+    return versions | settings | {"program": program(), "host order": ", ".join(addresses)}
+
+
+def program() -> str:
+    """What this process runs: the module or the script, and a digest of its text."""
+    main = sys.modules.get("__main__")
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if file is None:
+        return "typed in"
+    name = Path(file).name if spec is None else f"-m {spec.name}"
+    try:
+        digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
+    except OSError:  # of an archive, or gone
+        return name
+    return f"{name} ({digest})"
+
+
+def _release(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def devices() -> dict[str, Any]:

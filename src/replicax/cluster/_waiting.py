@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 _Result = TypeVar("_Result")
 
 _LOOK_S = 0.05
+
+_left_alone: list[threading.Thread] = []
 
 
 def call_elsewhere(call: Callable[[], _Result], check: Callable[[], None]) -> _Result:
@@ -38,14 +41,29 @@ def call_elsewhere(call: Callable[[], _Result], check: Callable[[], None]) -> _R
         else:
             done.put(lambda: result)
 
-    threading.Thread(target=run, name="replicax-wait", daemon=True).start()
+    thread = threading.Thread(target=run, name="replicax-wait", daemon=True)
+    thread.start()
     while True:
         try:
             outcome = done.get(timeout=_LOOK_S)
         except queue.Empty:
-            check()
+            try:
+                check()
+            except BaseException:
+                _left_alone.append(thread)
+                raise
         else:
             return outcome()
+
+
+def let_return(seconds: float) -> None:
+    """Waits for helpers that were left alone and are on their way back.
+
+    A thread that comes back from native code while the interpreter ends would abort the process.
+    """
+    deadline = time.monotonic() + seconds
+    while _left_alone:
+        _left_alone.pop().join(max(0.0, deadline - time.monotonic()))
 
 
 def _raise(error: BaseException) -> NoReturn:
