@@ -5,6 +5,7 @@ and Orbax writes them. The package is imported when it is first used: ``rx.check
 """
 
 from replicax.checkpoint._checkpoint import Checkpoint as Checkpoint
+from replicax.checkpoint._checkpoint import commits as commits
 from replicax.checkpoint._restoration import RestoreStatus as RestoreStatus
 
-__all__ = ["Checkpoint", "RestoreStatus"]
+__all__ = ["Checkpoint", "RestoreStatus", "commits"]
