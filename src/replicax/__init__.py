@@ -55,12 +55,16 @@ from replicax.verify import check_replicas_equal as check_replicas_equal
 if _typing.TYPE_CHECKING:
     from replicax import checkpoint as checkpoint
     from replicax import testing as testing
+    from replicax.checkpoint import PreemptionHandler as PreemptionHandler
+    from replicax.checkpoint import TerminationConfig as TerminationConfig
 else:
 
     def __getattr__(name: str) -> _typing.Any:
         """Import what is not always needed at its first use: `checkpoint` loads Orbax, a second."""
         if name in ("checkpoint", "testing"):
             return _importlib.import_module(f"replicax.{name}")
+        if name in ("PreemptionHandler", "TerminationConfig"):
+            return getattr(_importlib.import_module("replicax.checkpoint"), name)
         raise AttributeError(f"module 'replicax' has no attribute {name!r}")
 
 
@@ -88,10 +92,12 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "PerReplica",
+    "PreemptionHandler",
     "ReduceOp",
     "ReplicaContext",
     "Strategy",
     "SyncOnReadVariable",
+    "TerminationConfig",
     "Timeouts",
     "ValueContext",
     "Variable",

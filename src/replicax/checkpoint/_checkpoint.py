@@ -141,6 +141,10 @@ class Checkpoint:
             FailedPreconditionError: An iterator has ended, and another one of its dataset is used.
             InvalidArgumentError: A per-replica value is among the leaves, or `keep` is below 1.
         """
+        self._saved(path, keep, {})
+
+    def _saved(self, path: str | os.PathLike[str], keep: int, notes: dict[str, Any]) -> None:
+        """Save, and keep notes of the library's own beside the leaves."""
         _require_context("save")
         target = local_path(path)
         _require_positive(keep)
@@ -154,6 +158,7 @@ class Checkpoint:
             manifest = {
                 "leaves": {name: record.to_json() for name, record in records.items()},
                 "aliases": leaves.aliases,
+                "notes": notes,
             }
             meet_to_save(manifest)
             arrays = {
@@ -190,6 +195,12 @@ class Checkpoint:
             DataLossError: The checkpoint cannot be read.
             ContextError: In replica context, or inside an `rx.function`.
         """
+        return self._restored(path, commit)[0]
+
+    def _restored(
+        self, path: str | os.PathLike[str], commit: int | None
+    ) -> tuple[RestoreStatus, dict[str, Any]]:
+        """Restore, and return the notes as well."""
         _require_context("restore")
         source = local_path(path)
         doing = f"restoring {str(source)!r}"
@@ -202,7 +213,7 @@ class Checkpoint:
         restoration = Restoration(self, saved)
         restoration.begin(self._restoration)
         self._restoration = restoration
-        return RestoreStatus(restoration)
+        return RestoreStatus(restoration), manifest.get("notes", {})
 
     def __repr__(self) -> str:
         return f"<Checkpoint of {', '.join(self.objects)}>"

@@ -13,6 +13,7 @@ from ._gather import gather as gather
 from ._gather import guard as guard
 from ._gather import is_alone as is_alone
 from ._joining import join_cluster as join_cluster
+from ._last_call import LastCall as LastCall
 from ._launcher import LaunchOptions as LaunchOptions
 from ._launcher import launch as launch
 from ._master import Master as Master
@@ -38,6 +39,7 @@ __all__ = [
     "ClusterSpec",
     "Failure",
     "KubernetesResolver",
+    "LastCall",
     "LaunchOptions",
     "Master",
     "MasterProcess",

@@ -29,6 +29,7 @@ from ._frames import Message
 from ._gatherings import Gatherings
 from ._guard import OtherGuard
 from ._master_process import MasterProcess
+from ._notices import Notices
 from ._timeouts import Timeouts
 from ._waiting import call_elsewhere, let_return
 from ._watcher import Watcher
@@ -54,6 +55,7 @@ class Runtime:
         world_size: Number of workers.
         timeouts: How long it waits for what.
         step: The step that runs, for reports of failures; `progress` sets it.
+        notices: What a worker lets all others know at once.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Runtime:
         self._addresses = addresses
         self._control = control
         self._gatherings = Gatherings(control)
+        self.notices = Notices(control)
         self._aborted = threading.Event()
         self._welcomed = threading.Event()
         self._refused: str | None = None
@@ -303,6 +306,13 @@ class Runtime:
             self._aborted.wait(ECHO_S)
         self._shut_engine()
 
+    def preempted(self, calls: int) -> None:
+        """Tells that this worker leaves because it was told to, and has saved. Context: any.
+
+        Its exit code then means no failure.
+        """
+        self._control.send("preempted", calls=calls)
+
     def leave(self) -> None:
         """Leaves the job in order. May be repeated. Not collective. Context: any.
 
@@ -363,6 +373,8 @@ class Runtime:
         kind = message["kind"]
         if kind in ("gathered", "ungathered"):
             self._gatherings.heard(message)
+        elif kind == "notice":
+            self.notices.heard(message)
         elif kind == "refused":
             self._refused = str(message.get("why"))
             self._welcomed.set()
