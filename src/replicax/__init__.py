@@ -66,12 +66,16 @@ if _typing.TYPE_CHECKING:
     from replicax import keras as keras
     from replicax import nnx as nnx
     from replicax import testing as testing
+    from replicax.checkpoint import PreemptionHandler as PreemptionHandler
+    from replicax.checkpoint import TerminationConfig as TerminationConfig
 else:
 
     def __getattr__(name: str) -> _typing.Any:
         """Import what is not always needed at its first use: `checkpoint` loads Orbax, a second."""
         if name in ("checkpoint", "keras", "nnx", "testing"):
             return _importlib.import_module(f"replicax.{name}")
+        if name in ("PreemptionHandler", "TerminationConfig"):
+            return getattr(_importlib.import_module("replicax.checkpoint"), name)
         raise AttributeError(f"module 'replicax' has no attribute {name!r}")
 
 
@@ -102,10 +106,12 @@ __all__ = [
     "OneDeviceStrategy",
     "Optimizer",
     "PerReplica",
+    "PreemptionHandler",
     "ReduceOp",
     "ReplicaContext",
     "Strategy",
     "SyncOnReadVariable",
+    "TerminationConfig",
     "Timeouts",
     "ValueContext",
     "Variable",

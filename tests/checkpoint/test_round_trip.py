@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
 import replicax as rx
+from replicax import errors
 from replicax.checkpoint import Checkpoint
 
 
@@ -356,3 +357,27 @@ def test_folders_above_are_made_and_relative_paths_work(tmp_path, monkeypatch):
     Checkpoint(x=1).save("deep/down/here")
 
     assert saved_and_restored(tmp_path / "deep" / "down" / "here", 2, 0) == 2
+
+
+def test_as_many_commits_are_kept_as_asked_for(path):
+    assert rx.checkpoint.commits(path) == []
+    for number in range(4):
+        Checkpoint(x=number).save(path, keep=3)
+
+    assert rx.checkpoint.commits(path) == [2, 3, 4]
+    checkpoint = Checkpoint(x=-1)
+    checkpoint.restore(path, commit=2)
+    assert checkpoint.x == 1
+    checkpoint.restore(path)
+    assert checkpoint.x == 3
+    with pytest.raises(errors.NotFoundError, match=r"no commit 1 at .* but \[2, 3, 4\]"):
+        checkpoint.restore(path, commit=1)
+    Checkpoint(x=9).save(path)
+    assert rx.checkpoint.commits(path) == [5]
+
+
+@pytest.mark.parametrize("keep", [0, True, 1.5])
+def test_a_checkpoint_keeps_at_least_itself(path, keep):
+    with pytest.raises(errors.InvalidArgumentError, match="keep"):
+        Checkpoint(x=1).save(path, keep=keep)
+    assert not path.exists()

@@ -205,9 +205,23 @@ def test_gpus_must_be_there_to_be_counted(program):
         options("--nproc-per-node=gpu", program, CUDA_VISIBLE_DEVICES="")
 
 
-def test_a_range_of_hosts_is_not_there_yet(program):
-    with pytest.raises(errors.UnimplementedError, match="not supported yet"):
-        options("--nnodes=1:4", program)
+def test_a_range_of_hosts(program, tmp_path):
+    (tmp_path / "secret").write_text("0123456789abcdef")
+    words = ["--master-addr=host0", "--node-rank=2", "--secret-file=secret", program]
+    made = options("--nnodes=1:4", "--last-call-timeout=2.5", *words)
+
+    assert (made.least_nodes, made.nnodes, made.last_call) == (1, 4, 2.5)
+    assert options("--nnodes=4:4", *words).min_nodes is None
+    assert options(program).least_nodes == 1
+    with pytest.raises(errors.InvalidArgumentError, match="the smaller number first"):
+        options("--nnodes=4:1", *words)
+
+
+def test_what_follows_a_preemption(program):
+    assert options(program).on_preemption == "exit"
+    assert options("--on-preemption=restart", program).on_preemption == "restart"
+    with pytest.raises(errors.InvalidArgumentError, match="write exit or restart"):
+        options("--on-preemption=ignore", program)
 
 
 def test_a_missing_secret_file_is_named(program):

@@ -30,7 +30,7 @@ def test_the_command_is_declared():
         ([], 2, "usage: replicax COMMAND"),
         (["walk"], 2, "there is no command 'walk'"),
         (["run"], 2, "There is no program to run"),
-        (["run", "--nnodes=1:2", "x.py"], 1, "not supported yet"),
+        (["run", "--nnodes=1:2", "x.py"], 2, "--master-addr"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -21,7 +21,7 @@ import ordered
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax import cluster
-from replicax.cluster import _compat, _startup
+from replicax.cluster import _compat, _first_collective, _startup
 from replicax.errors import Origin, ReplicaxError
 
 FAULT_STEP = 5
@@ -29,6 +29,7 @@ FAULT_STEP = 5
 AT_START = {
     "connecting": (_compat, "connect_client"),
     "devices": (_startup, "devices"),
+    "collective": (_first_collective, "compiled"),
 }
 """Calls at the start in which worker 1 dies, by the name of the fault."""
 
@@ -168,6 +169,8 @@ def main():
         if env["FAULT"] in AT_START and env["RANK"] == "1":
             module, name = AT_START[env["FAULT"]]
             setattr(module, name, lambda *_: go_wrong("kill"))
+        if env["FAULT"] == "no collective" and env["RANK"] == "1":
+            _first_collective.compiled = lambda: lambda: time.sleep(60)
         runtime = join()
         say(event="joined")
         if env["FAULT"] == "before" and runtime.rank == 1:

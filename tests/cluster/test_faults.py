@@ -180,7 +180,7 @@ def test_a_peer_raises_behind_a_hook_of_its_own(job):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["connecting", "devices"])
+@pytest.mark.parametrize("where", ["connecting", "devices", "collective"])
 def test_a_peer_is_killed_while_jax_waits_for_it_at_the_start(job, where):
     check(job(where), "signal", within=2 * SOON_S)
 

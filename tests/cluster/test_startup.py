@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replicax.cluster import _startup
+from replicax.cluster import Timeouts, _first_collective, _startup
 from replicax.errors import StartupError
 
 
@@ -35,13 +35,44 @@ def test_devices_that_were_used_before(job):
     assert "DevicesStartedError" in found["classes"]
 
 
+@pytest.mark.slow
+def test_g2_devices_that_do_not_compute_together_are_told_in_time(job):
+    timeouts = Timeouts(start=4, shutdown=3)
+    for found in raised(job("no collective", timeouts=timeouts), 0, 1):
+        assert "StartupError" in found["classes"]
+        assert "     1  did not end within 4 s" in found["text"]
+
+
+def test_the_first_collective_is_looked_at():
+    calls = []
+
+    class Worker:
+        def gather(self, name, data, *, timeout):
+            calls.append((name, timeout))
+            return [data, "failed: no route"]
+
+        def check(self): ...
+
+    with pytest.raises(StartupError) as caught:
+        _first_collective.prove(Worker(), 20.0)
+    assert "     0  proved" in str(caught.value)
+    assert "     1  failed: no route" in str(caught.value)
+    assert calls == [("start/compiled", 20.0), ("start/collective", 20.0)]
+
+
 def test_equal_workers_pass():
     _startup.compare([_startup.facts(["a:1", "b:1"])] * 2)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("jax", "0.0.1"), ("replicax", "2"), ("host order", "b, a"), ("jax_enable_x64", "maybe")],
+    [
+        ("jax", "0.0.1"),
+        ("replicax", "2"),
+        ("program", "-m other"),
+        ("host order", "b, a"),
+        ("jax_enable_x64", "maybe"),
+    ],
 )
 def test_what_differs_is_in_the_table(name, value):
     mine = _startup.facts(["a:1", "b:1"])

@@ -767,6 +767,18 @@ def a_checkpoint_that_fails_fails_on_all(job: Job) -> Any:
     return [missing.splitlines()[0], "exists and is no checkpoint" in taken]
 
 
+@check
+def i2_a_checkpoint_that_one_worker_saves_is_an_error_on_all(job: Job) -> Any:
+    checkpoint = rx.checkpoint.Checkpoint(n=1)
+    save = lambda: checkpoint.save(job.folder / "lone")  # noqa: E731
+    reduce = lambda: job.strategy.reduce("sum", job.ids, axis=None)  # noqa: E731
+    text = raised(rx.errors.CollectiveMismatchError, reduce if job.rank else save)
+    assert "Checkpoint.save" in text
+    assert "strategy.reduce" in text
+    save()
+    return rx.checkpoint.commits(job.folder / "lone")
+
+
 def main() -> None:
     results_folder, folder = map(Path, sys.argv[1:3])
     job = Job(folder)

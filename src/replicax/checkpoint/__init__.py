@@ -5,6 +5,9 @@ and Orbax writes them. The package is imported when it is first used: ``rx.check
 """
 
 from replicax.checkpoint._checkpoint import Checkpoint as Checkpoint
+from replicax.checkpoint._checkpoint import commits as commits
+from replicax.checkpoint._preemption import PreemptionHandler as PreemptionHandler
 from replicax.checkpoint._restoration import RestoreStatus as RestoreStatus
+from replicax.checkpoint._termination import TerminationConfig as TerminationConfig
 
-__all__ = ["Checkpoint", "RestoreStatus"]
+__all__ = ["Checkpoint", "PreemptionHandler", "RestoreStatus", "TerminationConfig", "commits"]

@@ -9,8 +9,21 @@ from replicax import errors
 from replicax.checkpoint._leaves import Leaves, find_leaves
 from replicax.checkpoint._records import Record, data_of, record_of
 from replicax.checkpoint._restoration import Restoration, RestoreStatus, Saved
-from replicax.checkpoint._storage import local_path, read, require_writable, write
-from replicax.checkpoint._workers import by_each_worker, by_one_worker, meet_to_save
+from replicax.checkpoint._storage import (
+    local_path,
+    numbers_at,
+    read,
+    require_writable,
+    write,
+)
+from replicax.checkpoint._workers import (
+    begin,
+    by_each_worker,
+    by_one_worker,
+    from_one_worker,
+    meet_to_save,
+)
+from replicax.cluster import is_alone
 from replicax.input import DistributedIterator
 from replicax.values import Frame, current_frame, entered
 
@@ -105,7 +118,7 @@ class Checkpoint:
             )
         )
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, keep: int = 1) -> None:
         """Save all leaves of the objects.
 
         The checkpoint at `path` is replaced once the new one is complete. If the process ends
@@ -118,15 +131,24 @@ class Checkpoint:
         Args:
             path: A folder of a local file system, which holds a checkpoint, is empty, or does not
                 exist.
+            keep: How many checkpoints `path` holds afterwards, this one included, if there are
+                as many. See `replicax.checkpoint.commits`.
 
         Raises:
             AlreadyExistsError: Something else is at `path`; it is not touched.
+            CollectiveMismatchError: Other workers do something else, or save other objects.
             ContextError: In replica context, or inside an `rx.function`.
             FailedPreconditionError: An iterator has ended, and another one of its dataset is used.
-            InvalidArgumentError: A per-replica value is among the leaves.
+            InvalidArgumentError: A per-replica value is among the leaves, or `keep` is below 1.
         """
+        self._saved(path, keep, {})
+
+    def _saved(self, path: str | os.PathLike[str], keep: int, notes: dict[str, Any]) -> None:
+        """Save, and keep notes of the library's own beside the leaves."""
         _require_context("save")
         target = local_path(path)
+        _require_positive(keep)
+        begin("Checkpoint.save")
         by_one_worker(lambda: require_writable(target), "Checkpoint.save")
         with entered(Frame(None)):
             leaves = find_leaves(self.objects)
@@ -136,6 +158,7 @@ class Checkpoint:
             manifest = {
                 "leaves": {name: record.to_json() for name, record in records.items()},
                 "aliases": leaves.aliases,
+                "notes": notes,
             }
             meet_to_save(manifest)
             arrays = {
@@ -143,20 +166,22 @@ class Checkpoint:
                 for name, record in records.items()
                 if record.has_data
             }
-        by_one_worker(lambda: write(target, manifest, arrays), f"saving {str(target)!r}")
+        by_one_worker(lambda: write(target, manifest, arrays, keep), f"saving {str(target)!r}")
 
-    def restore(self, path: str | os.PathLike[str]) -> RestoreStatus:
+    def restore(self, path: str | os.PathLike[str], *, commit: int | None = None) -> RestoreStatus:
         """Restore all leaves of the objects; all of them or, with an error, none.
 
         Values in the checkpoint that no object has a place for wait for variables. Another
         `restore` of this `Checkpoint` ends the waiting of the one before. In a job of several
-        workers all call it, and each reads the checkpoint; either all return, or all raise.
+        workers all call it; worker 0 says which commit is the latest, and each reads it; either
+        all return, or all raise.
 
         Context: cross-replica, or outside of every scope; not inside an `rx.function`.
         Collective: yes.
 
         Args:
             path: A path that was given to `save`.
+            commit: One of `replicax.checkpoint.commits`; None: the latest.
 
         Returns:
             What was restored and what was not.
@@ -170,18 +195,68 @@ class Checkpoint:
             DataLossError: The checkpoint cannot be read.
             ContextError: In replica context, or inside an `rx.function`.
         """
+        return self._restored(path, commit)[0]
+
+    def _restored(
+        self, path: str | os.PathLike[str], commit: int | None
+    ) -> tuple[RestoreStatus, dict[str, Any]]:
+        """Restore, and return the notes as well."""
         _require_context("restore")
         source = local_path(path)
-        manifest, arrays = by_each_worker(lambda: read(source), f"restoring {str(source)!r}")
+        doing = f"restoring {str(source)!r}"
+        begin("Checkpoint.restore")
+        if commit is None and not is_alone():
+            commit = max(from_one_worker(lambda: numbers_at(source), doing), default=None)
+        manifest, arrays = by_each_worker(lambda: read(source, commit), doing)
         records = {name: Record.from_json(fields) for name, fields in manifest["leaves"].items()}
         saved = Saved(str(source), records, manifest["aliases"], arrays)
         restoration = Restoration(self, saved)
         restoration.begin(self._restoration)
         self._restoration = restoration
-        return RestoreStatus(restoration)
+        return RestoreStatus(restoration), manifest.get("notes", {})
 
     def __repr__(self) -> str:
         return f"<Checkpoint of {', '.join(self.objects)}>"
+
+
+def commits(path: str | os.PathLike[str]) -> list[int]:
+    """The numbers of the complete checkpoints at a path, the oldest first.
+
+    In a job of several workers all call it, and worker 0 looks: what exists is the same for all.
+
+    Context: cross-replica, or outside of every scope. Collective: yes.
+
+    Args:
+        path: A path that was given to `Checkpoint.save`, or where nothing is yet.
+
+    Returns:
+        What `Checkpoint.restore(path, commit=...)` takes; empty where nothing is.
+
+    Raises:
+        InvalidArgumentError: Something else than a checkpoint is at `path`.
+
+    Examples:
+        >>> import tempfile
+        >>> import replicax as rx
+        >>> folder = tempfile.mkdtemp()
+        >>> for epoch in range(3):
+        ...     rx.checkpoint.Checkpoint(epoch=epoch).save(folder, keep=2)
+        >>> rx.checkpoint.commits(folder)
+        [2, 3]
+        >>> checkpoint = rx.checkpoint.Checkpoint(epoch=0)
+        >>> _ = checkpoint.restore(folder, commit=2)
+        >>> checkpoint.epoch
+        1
+    """
+    source = local_path(path)
+    return from_one_worker(lambda: numbers_at(source), f"looking for {str(source)!r}")
+
+
+def _require_positive(keep: int) -> None:
+    if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
+        raise errors.InvalidArgumentError(
+            errors.describe(f"`Checkpoint.save` got `keep` = {keep!r}.", fix="Pass 1 or more.")
+        )
 
 
 def _refuse_followed(leaves: Leaves) -> None:

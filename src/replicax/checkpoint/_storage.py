@@ -74,13 +74,14 @@ def require_writable(path: Path) -> None:
         )
 
 
-def write(path: Path, manifest: dict[str, Any], arrays: Arrays) -> None:
+def write(path: Path, manifest: dict[str, Any], arrays: Arrays, keep: int = 1) -> None:
     """Commit a checkpoint, and only then remove those that stood there before.
 
     Args:
         path: Checked by `require_writable`.
         manifest: What JSON can say.
         arrays: The arrays by name, none of them empty.
+        keep: How many commits are kept, this one included.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -92,23 +93,24 @@ def write(path: Path, manifest: dict[str, Any], arrays: Arrays) -> None:
             items["arrays"] = ocp.args.StandardSave(arrays)
         with _checkpointer() as checkpointer:
             checkpointer.save(commit, args=ocp.args.Composite(**items))
-        _remove_all_but(path, {commit})
+        kept = sorted(_commits(path).items())[-keep:]
+        _remove_all_but(path, {entry for _, entry in kept})
     except Exception as error:
         mapped = errors.from_exception(error)
         mapped.add_note(f"while saving a checkpoint to {str(path)!r}")
         raise mapped from error
 
 
-def read(path: Path) -> tuple[dict[str, Any], Arrays]:
-    """The manifest and the arrays of the latest commit.
+def read(path: Path, number: int | None = None) -> tuple[dict[str, Any], Arrays]:
+    """The manifest and the arrays of a commit; None: of the latest.
 
     Raises:
-        NotFoundError: There is nothing at `path`, or nothing complete.
+        NotFoundError: There is nothing at `path`, or nothing complete, or no such commit.
         InvalidArgumentError: There is something else than a checkpoint.
         DataLossError: The checkpoint cannot be read.
     """
     while True:
-        commit = _latest(path)
+        commit = _find(path, number)
         with _kept(commit) as is_kept:
             if not is_kept:  # another process has just replaced it
                 continue
@@ -119,12 +121,22 @@ def read(path: Path) -> tuple[dict[str, Any], Arrays]:
             except Exception as error:
                 raise errors.DataLossError(
                     errors.describe(
-                        f"The checkpoint at {str(path)!r} cannot be read: "
+                        f"The checkpoint at {str(path)!r}, {commit.name}, cannot be read: "
                         f"{type(error).__name__}: {error}",
                         why="Its files were changed or lost after it was committed.",
-                        fix="Restore another checkpoint, or a copy of this one.",
+                        fix="Restore another commit, if `save` kept some, or a copy of this one.",
                     )
                 ) from error
+
+
+def numbers_at(path: Path) -> list[int]:
+    """The numbers of the complete commits, the oldest first; empty where nothing is.
+
+    Raises:
+        InvalidArgumentError: There is something else than a checkpoint.
+    """
+    _require_checkpoint(path)
+    return sorted(_commits(path)) if path.is_dir() else []
 
 
 def _read_commit(commit: Path) -> tuple[dict[str, Any], Arrays]:
@@ -161,7 +173,7 @@ def _checkpointer() -> Any:
     return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
-def _latest(path: Path) -> Path:
+def _require_checkpoint(path: Path) -> None:
     foreign = _foreign(path)
     if foreign is not None:
         raise errors.InvalidArgumentError(
@@ -170,19 +182,28 @@ def _latest(path: Path) -> Path:
                 fix="Pass the path that was given to `save`.",
             )
         )
-    commits = _commits(path) if path.is_dir() else {}
-    if commits:
-        return commits[max(commits)]
-    found = "nothing is there"
-    if path.is_dir():
-        found = (
-            "only what a save left that did not end"
-            if any(path.iterdir())
-            else "the folder is empty"
+
+
+def _find(path: Path, number: int | None) -> Path:
+    """A commit; None: the latest."""
+    found = numbers_at(path)
+    if found and (number is None or number in found):
+        return path / f"commit-{found[-1] if number is None else number:06d}"
+    if found:
+        raise errors.NotFoundError(
+            errors.describe(
+                f"There is no commit {number} at `path` = {str(path)!r}, but {found}.",
+                why="`save` keeps as many commits as `keep` says.",
+                fix="Restore one of these.",
+            )
         )
+    text = "nothing is there"
+    if path.is_dir():
+        is_left = any(path.iterdir())
+        text = "only what a save left that did not end" if is_left else "the folder is empty"
     raise errors.NotFoundError(
         errors.describe(
-            f"There is no checkpoint at `path` = {str(path)!r}: {found}.",
+            f"There is no checkpoint at `path` = {str(path)!r}: {text}.",
             fix="Pass the path that was given to `save`.",
         )
     )

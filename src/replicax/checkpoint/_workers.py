@@ -5,18 +5,30 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import jax
 import numpy as np
 
 from replicax import errors
-from replicax.cluster import agree, gather, is_alone
+from replicax.cluster import agree, is_alone
 
 if TYPE_CHECKING:
     from replicax.checkpoint._storage import Arrays
 
 _MOST_CHARACTERS = 5000
+
+_Found = TypeVar("_Found")
+
+
+def begin(doing: str) -> None:
+    """Make sure that all workers are about to do the same. Collective.
+
+    Raises:
+        CollectiveMismatchError: They are not; the error has a row a worker.
+    """
+    if not is_alone():
+        agree(doing, {})
 
 
 def meet_to_save(manifest: dict[str, Any]) -> None:
@@ -50,6 +62,18 @@ def by_one_worker(work: Callable[[], None], doing: str) -> None:
     _raise_first(error, doing)
 
 
+def from_one_worker(look: Callable[[], _Found], doing: str) -> _Found:
+    """What worker 0 finds, in terms of JSON; the others do not look. Collective.
+
+    Raises:
+        ReplicaxError: What was raised on worker 0; on the others, an error of the same code.
+    """
+    if is_alone():
+        return look()
+    found, error = _caught(look) if jax.process_index() == 0 else (None, None)
+    return cast("_Found", _raise_first(error, doing, found)[0])
+
+
 def by_each_worker(work: Callable[[], tuple[Any, Arrays]], doing: str) -> tuple[Any, Arrays]:
     """Have all workers read a checkpoint, and make sure that it is the same one. Collective.
 
@@ -79,18 +103,20 @@ def _caught(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
         return None, error
 
 
-def _raise_first(error: Exception | None, doing: str) -> None:
+def _raise_first(error: Exception | None, doing: str, found: Any = None) -> list[Any]:
+    """Raises what some worker has raised, on all; else returns what each has found."""
     told = None
     if error is not None:
         mapped = errors.from_exception(error)
         told = {"code": mapped.code.name, "text": str(error)[:_MOST_CHARACTERS]}
-    found = gather("checkpoint", told)
+    records = agree(doing, {}, untold={"failure": told, "found": found})
     if error is not None:
         raise error
-    for worker, record in enumerate(found):
-        if record is not None:
-            failure = errors.error_class(errors.Code[record["code"]])
-            raise failure(f"Worker {worker} failed while {doing}: {record['text']}")
+    for worker, record in enumerate(records):
+        if (failure := record["failure"]) is not None:
+            kind = errors.error_class(errors.Code[failure["code"]])
+            raise kind(f"Worker {worker} failed while {doing}: {failure['text']}")
+    return [record["found"] for record in records]
 
 
 def _digest(manifest: dict[str, Any], arrays: Arrays) -> str:

@@ -55,7 +55,17 @@ _TIMES = {
 }
 
 FLAGS = (
-    Flag("nnodes", "N", "number of hosts (1)"),
+    Flag(
+        "nnodes",
+        "N|MIN:MAX",
+        "number of hosts; a range: a start takes those that are there, and goes on without a host "
+        "that was lost, if there are restarts left (1)",
+    ),
+    Flag(
+        "last-call-timeout",
+        "SECONDS",
+        "with a range of hosts: how long a start waits for more once MIN are there (30)",
+    ),
     Flag("nproc-per-node", "N|auto|cpu|gpu", "workers on this host; auto: one a GPU or core (1)"),
     Flag("node-rank", "N", "number of this host, from 0; Slurm and indexed jobs tell it"),
     Flag("master-addr", "HOST", "the address of host 0 that the others reach; Slurm tells it"),
@@ -73,6 +83,12 @@ FLAGS = (
         "secret itself in REPLICAX_SECRET",
     ),
     Flag("max-restarts", "N", "how many times all workers are started again after a failure (0)"),
+    Flag(
+        "on-preemption",
+        "exit|restart",
+        "what follows once the workers were told to leave, and have saved; a restart is not "
+        "counted (exit)",
+    ),
     Flag("log-dir", "PATH", "write each worker's output to files in a new folder in PATH"),
     Flag("tee", "STREAMS", f"streams that are shown and written to files: {_STREAMS} (3)", "t"),
     Flag("redirects", "STREAMS", "streams that are written to files alone (0)", "r"),

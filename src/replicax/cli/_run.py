@@ -13,8 +13,8 @@ from replicax.cluster import LaunchOptions, Timeouts, expand_hostlist, launch
 from replicax.cluster._addresses import is_loopback, split_address
 from replicax.cluster._joining import SECRET, SECRET_FILE, secret_of
 from replicax.cluster._launcher._environment import available_cores, visible_gpus
-from replicax.cluster._launcher._options import BOTH, NO_STREAMS
-from replicax.errors import InvalidArgumentError, UnimplementedError, describe
+from replicax.cluster._launcher._options import BOTH, NO_STREAMS, ON_PREEMPTION
+from replicax.errors import InvalidArgumentError, describe
 
 from ._flags import Parsed, parse, usage
 
@@ -40,9 +40,8 @@ def options_of(parsed: Parsed, environment: Mapping[str, str]) -> LaunchOptions:
     Raises:
         InvalidArgumentError: Something is missing, out of range, or contradicts something else.
         NotFoundError: There is no such secret file.
-        UnimplementedError: A range of nodes is asked for.
     """
-    nnodes = _nnodes(parsed.values.get("nnodes", "1"))
+    least, nnodes = _nnodes(parsed.values.get("nnodes", "1"))
     host, port = _meeting_point(parsed, environment, nnodes)
     workers = _workers(parsed.values.get("nproc-per-node", "1"), environment)
     files, console = _streams(parsed, workers)
@@ -50,10 +49,13 @@ def options_of(parsed: Parsed, environment: Mapping[str, str]) -> LaunchOptions:
         command=_command(parsed),
         workers=workers,
         nnodes=nnodes,
+        min_nodes=None if least == nnodes else least,
+        last_call=_seconds(parsed, "last-call-timeout", 30.0),
         node_rank=_node_rank(parsed, environment, nnodes),
         master_addr=host,
         master_port=port,
         max_restarts=_number(parsed, "max-restarts") or 0,
+        on_preemption=_on_preemption(parsed),
         log_dir=parsed.values.get("log-dir"),
         console=console,
         files=files,
@@ -83,17 +85,23 @@ def _command(parsed: Parsed) -> list[str]:
     return [sys.executable, "-u", *(["-m"] if as_module else []), program, *arguments]
 
 
-def _nnodes(text: str) -> int:
+def _nnodes(text: str) -> tuple[int, int]:
+    """The least and the greatest number of hosts."""
     least, colon, most = text.partition(":")
-    if colon and least != most:
-        raise UnimplementedError(
-            describe(
-                f"--nnodes is {text!r}.",
-                why="a number of hosts that may change is not supported yet.",
-                fix="give one number.",
-            )
+    numbers = _whole("nnodes", least, least=1), _whole("nnodes", most if colon else least, least=1)
+    if numbers[0] > numbers[1]:
+        raise InvalidArgumentError(
+            describe(f"--nnodes is {text!r}.", fix="write the smaller number first: MIN:MAX.")
         )
-    return _whole("nnodes", least, least=1)
+    return numbers
+
+
+def _on_preemption(parsed: Parsed) -> str:
+    text = parsed.values.get("on-preemption", ON_PREEMPTION[0])
+    if text not in ON_PREEMPTION:
+        fix = f"write {' or '.join(ON_PREEMPTION)}."
+        raise InvalidArgumentError(describe(f"--on-preemption is {text!r}.", fix=fix))
+    return text
 
 
 def _workers(text: str, environment: Mapping[str, str]) -> int:
@@ -208,16 +216,22 @@ def _secret(parsed: Parsed, environment: Mapping[str, str]) -> bytes | None:
 
 
 def _timeouts(parsed: Parsed) -> Timeouts:
-    given = {}
-    for field in dataclasses.fields(Timeouts):
-        name = f"{field.name}-timeout"
-        if text := parsed.values.get(name):
-            try:
-                given[field.name] = float(text)
-            except ValueError:
-                what = f"--{name} is {text!r}."
-                raise InvalidArgumentError(describe(what, fix="give seconds.")) from None
-    return Timeouts(**given)
+    names = [field.name for field in dataclasses.fields(Timeouts)]
+    given = {name: parsed.values.get(f"{name}-timeout") for name in names}
+    return Timeouts(
+        **{name: _seconds(parsed, f"{name}-timeout", 0.0) for name in names if given[name]}
+    )
+
+
+def _seconds(parsed: Parsed, name: str, default: float) -> float:
+    text = parsed.values.get(name)
+    if not text:
+        return default
+    try:
+        return float(text)
+    except ValueError:
+        what = f"--{name} is {text!r}."
+        raise InvalidArgumentError(describe(what, fix="give seconds.")) from None
 
 
 def _number(parsed: Parsed, name: str) -> int | None:

@@ -16,6 +16,7 @@ from ._gather import guard as guard
 from ._gather import is_alone as is_alone
 from ._gather import site_here as site_here
 from ._joining import join_cluster as join_cluster
+from ._last_call import LastCall as LastCall
 from ._launcher import LaunchOptions as LaunchOptions
 from ._launcher import launch as launch
 from ._master import Master as Master
@@ -47,6 +48,7 @@ __all__ = [
     "ClusterSpec",
     "Failure",
     "KubernetesResolver",
+    "LastCall",
     "LaunchOptions",
     "Master",
     "MasterProcess",

@@ -49,6 +49,7 @@ class Job:
         self.members = [Member() for _ in range(world_size)]
         self.first_failure: Failure | None = None
         self.coordinator_port: int | None = None  # told to who joins
+        self.preempted_at: int | None = None  # the calls before the one that all left at
         self._clock = clock
         self._gathers = Gathers(world_size, self._send)
         self._orders = Orders(world_size)
@@ -185,6 +186,15 @@ class Job:
         self._broadcast(pack("left", rank=rank))
         self._dismiss_for_those_who_left()
 
+    def _notice(self, rank: int, message: Message) -> None:
+        _log.info("Worker %d: notice %s", rank, message["topic"])
+        self._broadcast(pack("notice", topic=str(message["topic"])[:200]))
+
+    def _preempted(self, rank: int, message: Message) -> None:
+        """It has saved and leaves, with whatever exit code."""
+        self.preempted_at = int(message["calls"])
+        self.members[rank].left = True
+
     @staticmethod
     def _note_step(member: Member, message: Message) -> None:
         step = message.get("step")
@@ -197,6 +207,8 @@ class Job:
         "fail": _fail,
         "trouble": _trouble,
         "gather": _gather,
+        "notice": _notice,
+        "preempted": _preempted,
         "bye": _bye,
     }
 
@@ -207,6 +219,8 @@ class Job:
         member = self.members[rank]
         member.returncode = returncode
         member.lost = None
+        if member.left and self.preempted_at is not None:
+            return
         if returncode < 0:
             self._declare_of(rank, "signal", f"It was killed by {_signal_name(-returncode)}.")
         elif returncode > 0:

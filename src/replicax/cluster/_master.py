@@ -114,6 +114,11 @@ class Master:
         """The first failure of the job, or None so far."""
         return self._job.first_failure
 
+    @property
+    def preempted_at(self) -> int | None:
+        """How many calls all had made when they saved and left, or None if they did not."""
+        return self._job.preempted_at
+
     def worker_exited(self, rank: int, returncode: int) -> None:
         """Told by who started the worker: its process has ended (negative: by that signal)."""
         self._in_loop(lambda: self._job.exited(rank, returncode))

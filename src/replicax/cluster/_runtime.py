@@ -11,7 +11,7 @@ import jax
 
 from replicax.errors import StartupError, describe
 
-from . import _compat, _engine, _startup
+from . import _compat, _engine, _first_collective, _startup
 from ._addresses import join_address, split_address
 from ._control import Control
 from ._guard import OtherGuard
@@ -34,6 +34,7 @@ class Runtime(Worker):
         world_size: Number of workers.
         timeouts: How long it waits for what.
         step: The step that runs, for reports of failures; `progress` sets it.
+        notices: What a worker lets all others know at once.
     """
 
     # --- joining -------------------------------------------------------------------------
@@ -155,6 +156,7 @@ class Runtime(Worker):
         self.gather("start/connected", None, timeout=seconds)
         devices = self._call(_startup.devices)
         _startup.compare_devices(self.gather("start/devices", devices, timeout=seconds))
+        _first_collective.prove(self, seconds)
 
     def _call(self, call: Callable[[], _Result]) -> _Result:
         """Makes a call of jax that waits for the others and listens to no signal."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import os
 import platform
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,6 +34,9 @@ _SETTINGS = (
     "jax_numpy_dtype_promotion",
 )
 
+_PACKAGES = ("orbax-checkpoint", "optax", "flax", "keras")
+"""Packages whose releases compute, or write, in their own ways."""
+
 
 def hello(rank: int, world_size: int, addresses: list[str]) -> dict[str, Any]:
     """The first message of a worker."""
@@ -52,9 +58,31 @@ def facts(addresses: list[str]) -> dict[str, Any]:
         "numpy": np.__version__,
         "replicax": getattr(sys.modules.get("replicax"), "__version__", None),
     }
+    versions |= {name: _release(name) for name in _PACKAGES}
     settings = {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
-    compared = {"REPLICAX_CHECK": os.environ.get("REPLICAX_CHECK")}
+    compared = {"REPLICAX_CHECK": os.environ.get("REPLICAX_CHECK"), "program": program()}
     return versions | settings | compared | {"host order": ", ".join(addresses)}
+
+
+def program() -> str:
+    """What this process runs: the module or the script, and a digest of its text."""
+    main = sys.modules.get("__main__")
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if file is None:
+        return "typed in"
+    name = Path(file).name if spec is None else f"-m {spec.name}"
+    try:
+        digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
+    except OSError:  # of an archive, or gone
+        return name
+    return f"{name} ({digest})"
+
+
+def _release(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def devices() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ._frames import Message
 from ._gatherings import Gatherings
 from ._guard import MainGuard
 from ._master_process import MasterProcess
+from ._notices import Notices
 from ._order import ORDER
 from ._startup import table_of
 from ._timeouts import Timeouts
@@ -36,6 +37,7 @@ class Worker:
         world_size: Number of workers.
         timeouts: How long it waits for what.
         step: The step that runs, for reports of failures; `progress` sets it.
+        notices: What a worker lets all others know at once.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Worker:
         self._addresses = addresses
         self._control = control
         self._gatherings = Gatherings(control)
+        self.notices = Notices(control)
         self._telling = threading.Lock()
         self._aborted = threading.Event()
         self._welcomed = threading.Event()
@@ -157,6 +160,8 @@ class Worker:
         kind = message["kind"]
         if kind in ("gathered", "ungathered"):
             self._gatherings.heard(message)
+        elif kind == "notice":
+            self.notices.heard(message)
         elif kind == "refused":
             self._refused = str(message.get("why"))
             self._welcomed.set()
@@ -199,6 +204,13 @@ class Worker:
         self._forget()
 
     # --- the end -------------------------------------------------------------------------
+
+    def preempted(self, calls: int) -> None:
+        """Tells that this worker leaves because it was told to, and has saved. Context: any.
+
+        Its exit code then means no failure.
+        """
+        self._control.send("preempted", calls=calls)
 
     def leave(self) -> None:
         """Leaves the job in order. May be repeated. Not collective. Context: any.

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from replicax.input._distributed import DistributedDataset
     from replicax.input._plan import InputPlan
 
+_mark = [0]
+
 # A batch, the number of its step, and that of the step after.
 _Taken = tuple[Any, int, int]
 
@@ -58,6 +60,7 @@ class DistributedIterator(Distributed, BatchSource):
         self._batches: Iterator[tuple[int, Any]] | None = None
         self._is_closed = self._has_ended = False
         self._returned: list[_Taken] = []
+        self._mark, self._marked_step = -1, step
 
     @property
     def plan(self) -> InputPlan | None:
@@ -79,6 +82,8 @@ class DistributedIterator(Distributed, BatchSource):
     def _next(self) -> Any:
         if self._is_closed:
             raise StopIteration
+        if self._mark != _mark[0]:
+            self._mark, self._marked_step = _mark[0], self._step
         if self._returned:
             batch, _, self._step = self._returned.pop()
             return batch
@@ -194,6 +199,16 @@ class DistributedIterator(Distributed, BatchSource):
         """
         return self._step
 
+    @staticmethod
+    def mark() -> None:
+        """Mark where all iterators are now; see `step_at_mark`."""
+        _mark[0] += 1
+
+    @property
+    def step_at_mark(self) -> int:
+        """`step` at the last mark, though batches may have been taken since."""
+        return self._marked_step if self._mark == _mark[0] else self._step
+
     @property
     def was_followed(self) -> bool:
         """Whether it has ended and a later pass over its dataset has begun."""
@@ -250,7 +265,7 @@ class DistributedIterator(Distributed, BatchSource):
             dataset._shared_position = step
         self._drop()
         self._is_closed = self._has_ended = False
-        self._epoch, self._step = epoch, step
+        self._epoch, self._step, self._mark = epoch, step, -1
         dataset._next_epoch = epoch + 1
 
     def __repr__(self) -> str:

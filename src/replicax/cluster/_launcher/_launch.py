@@ -71,6 +71,7 @@ class Launch:
         self._options, self._events = options, events
         self._secret, self._secret_path = secret, secret_path
         self._signalled: int | None = None
+        self._starts = self._failures = 0
         self._logs = run_folder(options.log_dir)
         several = options.nnodes > 1
         self._nodes = NodeServer(options, events, secret) if several else NoNodes(options)
@@ -79,18 +80,32 @@ class Launch:
         """Starts the workers, again after a failure where that was asked for."""
         code = 1
         try:
-            for restart in range(self._options.max_restarts + 1):
-                code = self._once(restart)
-                if code == 0 or self._signalled is not None:
+            while True:
+                code, was_preempted = self._once()
+                self._nodes.let_go(code)
+                is_done = code == 0 and not was_preempted
+                if is_done or self._signalled is not None or not self._goes_on(was_preempted):
                     break
-                if restart < self._options.max_restarts:
-                    say(f"starting again, {restart + 1} of {self._options.max_restarts}.")
+                self._starts += 1
         finally:
             self._nodes.close(code)
         return code
 
-    def _once(self, restart: int) -> int:
-        """One start of all workers, to their end."""
+    def _goes_on(self, was_preempted: bool) -> bool:  # noqa: FBT001 - one fact
+        """Whether the workers are started again."""
+        if was_preempted:
+            is_wanted = self._options.on_preemption == "restart"
+            if is_wanted:
+                say("starting again after a preemption, which is not counted.")
+            return is_wanted
+        if self._failures == self._options.max_restarts:
+            return False
+        self._failures += 1
+        say(f"starting again, {self._failures} of {self._options.max_restarts}.")
+        return True
+
+    def _once(self) -> tuple[int, bool]:
+        """One start of all workers, to their end; whether that was a preemption."""
         options = self._options
         places = self._nodes.gather()
         several = options.nnodes > 1
@@ -104,7 +119,9 @@ class Launch:
         )
         master.start()
         try:
-            return _Attempt(self, master, restart).run()
+            code = _Attempt(self, master).run()
+            was_preempted = master.preempted_at is not None and master.first_failure is None
+            return code, was_preempted
         finally:
             master.stop()
 
@@ -112,17 +129,16 @@ class Launch:
 class _Attempt:
     """One start of all workers."""
 
-    def __init__(self, launch: Launch, master: Master, restart: int) -> None:
+    def __init__(self, launch: Launch, master: Master) -> None:
         self._launch, self._master = launch, master
         self._options, self._nodes = launch._options, launch._nodes
-        self._restart = restart
         self._started = time.time()
         self._codes: dict[int, int] = {}
         self._killed: set[int] = set()
         self._signalled: set[int] = set()
         self._ending = False
         self._tails: dict[int, list[str]] = {}
-        self._logs = launch._logs / f"start_{restart}" if launch._logs else None
+        self._logs = launch._logs / f"start_{launch._starts}" if launch._logs else None
         place = self._nodes.start(self._place())
         self._local = LocalWorkers(
             self._options,
@@ -146,7 +162,7 @@ class _Attempt:
             control=self._master.address,
             coordinator=self._master.coordinator_address,
             tf_addresses=[address for node in nodes for address in node.addresses],
-            restart=self._restart,
+            restart=self._launch._starts,
         )
 
     def run(self) -> int:
@@ -193,7 +209,9 @@ class _Attempt:
         self._signalled.add(node)
         if self._launch._signalled is not None:  # Slurm, say, sends it to all launchers
             return
-        self._launch._signalled, self._ending = number, True
+        self._ending = True
+        if not self._nodes.leaves(node, number):
+            self._launch._signalled = number
         name, grace = signal.Signals(number).name, self._options.timeouts.shutdown
         say(f"{name}: handed on to the workers; they have {grace:g} s. A second one ends them.")
         self._local.end(number)
@@ -218,13 +236,22 @@ class _Attempt:
             return own[0] if own else 128 + number
         failure = self._master.first_failure
         if failure is None:
-            return 0
+            return self._saved_and_left()
         sys.stdout.flush()
         sys.stderr.write(box(self._report(failure)) + "\n")
         sys.stderr.flush()
         code = self._codes.get(-1 if failure.rank is None else failure.rank, 0)
         was_killed = failure.rank in self._killed
         return 1 if was_killed or code == 0 else exit_code(code)
+
+    def _saved_and_left(self) -> int:
+        """The end without a failure: 0, or the code that the workers have agreed on."""
+        calls = self._master.preempted_at
+        if calls is None:
+            return 0
+        code = next((exit_code(code) for code in self._codes.values() if code), 0)
+        say(f"told to leave: the workers have saved after {calls} calls, and left with {code}.")
+        return code
 
     def _report(self, failure: Failure) -> Report:
         rank = -1 if failure.rank is None else failure.rank
@@ -235,7 +262,7 @@ class _Attempt:
             killed=frozenset(self._killed),
             tail=self._tails.get(rank) or self._local.tail(rank),
             started=self._started,
-            restart=self._restart,
+            restart=self._launch._failures,
             max_restarts=self._options.max_restarts,
             host=self._nodes.host_of(rank),
             logs=str(self._logs) if self._logs else None,

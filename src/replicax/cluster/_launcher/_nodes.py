@@ -7,25 +7,22 @@ them to bring their workers to an end, and `done` is the last word.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import signal
 import socket
-import threading
 import time
 from collections.abc import Collection
-from typing import Any
 
 from replicax.cluster._addresses import join_address
 from replicax.cluster._failure import Failure
-from replicax.cluster._frames import pack
 from replicax.errors import StartupError, Table, describe
 
-from ._admission import NodePlace, family_of, first_message, place_of, prove
+from ._admission import NodePlace
+from ._door import Door
 from ._environment import JobPlace
 from ._events import Event, Events, Interrupted
 from ._options import LaunchOptions
 from ._ports import free_addresses
-from ._wire import Wire
 
 _POLL_S = 0.1
 
@@ -80,6 +77,14 @@ class NoNodes:
     def end(self, number: int | None, spare: Collection[int]) -> None:
         """Asks nobody."""
 
+    def leaves(self, node: int, number: int) -> bool:
+        """This host is the job."""
+        del node, number
+        return False
+
+    def let_go(self, code: int) -> None:
+        """Nobody else is there."""
+
     def host_of(self, rank: int) -> str:
         """This host."""
         del rank
@@ -99,125 +104,81 @@ class NodeServer(NoNodes):
     def __init__(self, options: LaunchOptions, events: Events, secret: bytes) -> None:
         super().__init__(options)
         self._options, self._events, self._secret = options, events, secret
-        self._lock = threading.Lock()
-        self._hellos: dict[int, tuple[Wire, NodePlace]] = {}
+        self._leaving: set[int] = set()
         self._ranks: dict[int, list[int]] = {}
         self._alive: set[int] = set()
         self._failure: Failure | None = None
         self._signal: tuple[int, int] | None = None
-        address = (options.master_addr.strip("[]"), options.master_port)
-        try:
-            family = family_of(*address, options.timeouts.start)
-            self._listener = socket.create_server(address, family=family)
-        except OSError as error:
-            what = f"The launcher cannot listen on {join_address(*address)}: {error}."
-            fix = "check that --master-addr is an address of this host, and that the port is free."
-            raise StartupError(describe(what, fix=fix)) from error
-        self._accepting = threading.Thread(target=self._accept, name="replicax-nodes", daemon=True)
-        self._accepting.start()
-
-    # --- who comes -----------------------------------------------------------------------
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(
-                target=self._admit, args=(connection,), name="replicax-admit", daemon=True
-            ).start()
-
-    def _admit(self, connection: socket.socket) -> None:
-        """Lets a launcher in that knows the secret; everybody else is cut off unread."""
-        try:
-            prove(connection, self._secret)
-            hello = first_message(connection)
-            place = place_of(hello)
-        except (OSError, ValueError, KeyError, TypeError):
-            connection.close()
-            return
-        refusal = self._refusal(place)
-        if refusal is not None:
-            with contextlib.suppress(OSError):
-                connection.sendall(pack("refused", why=refusal))
-            connection.close()
-            return
-        node = place.node
-        wire = Wire(
-            connection,
-            self._options.timeouts.beacon,
-            on_message=lambda message: self._events.put(Event("node", node, fields=message)),
-            on_lost=lambda why: self._events.put(Event("lost", node, fields={"why": why})),
-        )
-        with self._lock:
-            self._hellos[node] = (wire, place)
-        wire.send("welcome")
-        wire.start()
-
-    def _refusal(self, place: NodePlace) -> str | None:
-        if not 0 < place.node < self._options.nnodes:
-            return f"the node ranks of the others are 1 to {self._options.nnodes - 1}."
-        with self._lock:
-            if place.node in self._hellos:
-                return f"there is a node {place.node} already, {self._hellos[place.node][1].host}."
-        return None
+        self._door = Door(options, events, secret)
 
     def gather(self) -> list[NodePlace]:
-        """All hosts, once they are there. A host that was lost may have come again.
+        """All hosts, once they are there; of a job that may shrink, those that came in time.
+
+        A host that was lost may have come again, or another one in its place.
 
         Raises:
-            StartupError: One did not come in time.
+            StartupError: Too few came in time.
             Interrupted: A signal came meanwhile.
         """
-        limit = self._options.timeouts.start
+        options, door = self._options, self._door
+        limit = options.timeouts.start
         deadline = time.monotonic() + limit
-        while missing := self._missing():
-            if time.monotonic() > deadline:
-                rows = [
-                    [node, "missing" if node in missing else "here"]
-                    for node in range(self._options.nnodes)
-                ]
-                message = describe(
-                    f"{len(missing)} of {self._options.nnodes} nodes did not come within "
-                    f"{limit:g} s.",
-                    table=Table(["node", "is"], rows),
-                    why="each node has to start `replicax run`, with the same secret, and reach "
-                    f"{join_address(self._options.master_addr, self._options.master_port)}.",
-                    fix="look at the output of the missing nodes.",
-                )
-                raise StartupError(message)
+        enough_since: float | None = None
+        while True:
+            self._forget_the_lost()
+            count = 1 + len(door.places())
+            now = time.monotonic()
+            if count < options.least_nodes:
+                enough_since = None
+            elif enough_since is None:
+                enough_since = now
+            if count == options.nnodes:
+                break
+            if enough_since is not None and now > enough_since + options.last_call:
+                break
+            if enough_since is None and now > deadline:
+                raise self._too_few(limit)
             time.sleep(_POLL_S)
-        with self._lock:
-            self.places = [self.places[0], *(self._hellos[n][1] for n in sorted(self._hellos))]
+        self.places = [self.places[0], *door.places()]
         return self.places
 
-    def _missing(self) -> list[int]:
-        self._forget_the_lost()
-        with self._lock:
-            return [node for node in range(1, self._options.nnodes) if node not in self._hellos]
+    def _too_few(self, limit: float) -> StartupError:
+        options = self._options
+        here = {0, *(place.node for place in self._door.places())}
+        rows = [[node, "here" if node in here else "missing"] for node in range(options.nnodes)]
+        least = "" if options.min_nodes is None else f", at least {options.least_nodes} are needed"
+        return StartupError(
+            describe(
+                f"{options.nnodes - len(here)} of {options.nnodes} nodes did not come within "
+                f"{limit:g} s{least}.",
+                table=Table(["node", "is"], rows),
+                why="each node has to start `replicax run`, with the same secret, and reach "
+                f"{join_address(options.master_addr, options.master_port)}.",
+                fix="look at the output of the missing nodes.",
+            )
+        )
 
     def _forget_the_lost(self) -> None:
         """Between two starts: hosts that are gone make room; the rest of the queue is put back."""
         kept = []
         while not self._events.empty():
             event = self._events.get()
+            message = event.fields or {}
             if event.kind == "lost":
-                self._drop(event.who)
+                self._door.drop(event.who)
             elif event.kind == "signal":
                 raise Interrupted(event.value)
-            elif event.kind == "node" and (event.fields or {}).get("kind") == "signal":
-                raise Interrupted(int((event.fields or {})["number"]))
+            elif event.kind == "node" and message.get("kind") == "signal":
+                if not self._may_leave(int(message["number"])):
+                    raise Interrupted(int(message["number"]))
             else:
                 kept.append(event)
         for event in kept:
             self._events.put(event)
 
-    def _drop(self, node: int) -> None:
-        with self._lock:
-            wire, _ = self._hellos.pop(node, (None, None))
-        if wire is not None:
-            wire.close()
+    def _may_leave(self, number: int) -> bool:
+        """Whether a host that got this signal leaves, and the job goes on without it."""
+        return number == signal.SIGTERM and self._options.on_preemption == "restart"
 
     # --- one start of the workers ---------------------------------------------------------
 
@@ -225,6 +186,7 @@ class NodeServer(NoNodes):
         """Tells each host its place, and returns this host's."""
         first = 0
         self._failure = self._signal = None
+        self._ranks.clear()
         for node in self.places:
             self._ranks[node.node] = list(range(first, first + node.workers))
             if node.node:
@@ -236,7 +198,7 @@ class NodeServer(NoNodes):
                 )
                 timeouts = self._options.timeouts.to_json()
                 fields = dataclasses.asdict(theirs)
-                self._hellos[node.node][0].send("start", place=fields, timeouts=timeouts)
+                self._door.send(node.node, "start", place=fields, timeouts=timeouts)
             first += node.workers
         self._alive = {rank for node, ranks in self._ranks.items() if node for rank in ranks}
         return place
@@ -251,7 +213,7 @@ class NodeServer(NoNodes):
         if event.kind == "lost":
             return self._lost(event.who, str((event.fields or {}).get("why")))
         message = event.fields or {}
-        if message["kind"] == "signal":
+        if message["kind"] == "signal" and event.who in self._ranks:  # Others only wait.
             self._signal = event.who, int(message["number"])
         if message["kind"] != "exited":
             return []
@@ -264,7 +226,7 @@ class NodeServer(NoNodes):
         return [Ended(rank, int(message["code"]), tail, bool(message.get("was_killed")))]
 
     def _lost(self, node: int, why: str) -> list[Ended]:
-        self._drop(node)
+        self._door.drop(node)
         gone = sorted(self._alive & set(self._ranks.get(node, [])))
         self._alive -= set(gone)
         if gone:
@@ -289,7 +251,8 @@ class NodeServer(NoNodes):
 
     def end(self, number: int | None, spare: Collection[int]) -> None:
         """Asks the other hosts to bring their workers to an end."""
-        self._broadcast("end", number=number, spare=sorted(spare))
+        for node in self._ranks:
+            self._door.send(node, "end", number=number, spare=sorted(spare))
 
     def host_of(self, rank: int) -> str:
         """The host of a worker."""
@@ -300,16 +263,17 @@ class NodeServer(NoNodes):
 
     def close(self, code: int) -> None:
         """Tells the other hosts how the job ended."""
-        self._broadcast("done", code=code)
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._accepting.join()
-        for node in list(self._hellos):
-            self._drop(node)
+        self._door.close(code)
 
-    def _broadcast(self, kind: str, **fields: Any) -> None:
-        with self._lock:
-            wires = [wire for wire, _ in self._hellos.values()]
-        for wire in wires:
-            wire.send(kind, **fields)
+    def leaves(self, node: int, number: int) -> bool:
+        """Whether a host that got a signal leaves after this start, and the others go on."""
+        if node and self._may_leave(number):
+            self._leaving.add(node)
+        return node in self._leaving
+
+    def let_go(self, code: int) -> None:
+        """The end of a start: hosts that leave are told so."""
+        for node in self._leaving:
+            self._door.send(node, "done", code=code)
+            self._door.drop(node)
+        self._leaving.clear()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from replicax.cluster._timeouts import Timeouts
 from replicax.errors import InvalidArgumentError, describe
 
+ON_PREEMPTION = ("exit", "restart")
 NO_STREAMS, STDOUT, STDERR, BOTH = range(4)
 
 
@@ -18,12 +20,16 @@ class LaunchOptions:
     Attributes:
         command: The program of each worker with its arguments.
         workers: Number of workers on this host.
-        nnodes: Number of hosts.
+        nnodes: Number of hosts; with `min_nodes`, the greatest.
+        min_nodes: The least number of hosts that a start needs; None: `nnodes`.
+        last_call: Seconds that a start waits for more hosts once `min_nodes` are there.
         node_rank: Number of this host, from 0.
         master_addr: The address of host 0 that the other hosts reach.
         master_port: The port where the hosts meet; with one host, handed on as `MASTER_PORT`.
             0 takes a free one.
         max_restarts: How many times all workers are started again after a failure.
+        on_preemption: What follows once the workers were told to leave, and have saved: `exit`, or
+            `restart`, which is not counted.
         log_dir: Folder for the output of the workers; None writes no files.
         console: The streams that are shown, for each local rank: 0 none, 1 standard output,
             2 standard error, 3 both. Ranks that are left out show both.
@@ -42,10 +48,13 @@ class LaunchOptions:
     command: Sequence[str]
     workers: int = 1
     nnodes: int = 1
+    min_nodes: int | None = None
+    last_call: float = 30.0
     node_rank: int = 0
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     max_restarts: int = 0
+    on_preemption: str = "exit"
     log_dir: str | None = None
     console: Mapping[int, int] = dataclasses.field(default_factory=dict)
     files: Mapping[int, int] = dataclasses.field(default_factory=dict)
@@ -59,6 +68,24 @@ class LaunchOptions:
                 raise InvalidArgumentError(
                     describe(f"{name} is {getattr(self, name)}.", why=f"it is {least} or more.")
                 )
+        if not 1 <= self.least_nodes <= self.nnodes:
+            raise InvalidArgumentError(
+                describe(
+                    f"The least number of nodes is {self.least_nodes}, the greatest {self.nnodes}.",
+                    fix="write the smaller one first: --nnodes 1:4.",
+                )
+            )
+        if not 0 <= self.last_call < math.inf:
+            raise InvalidArgumentError(
+                describe(f"last_call is {self.last_call}.", fix="pass seconds, 0 or more.")
+            )
+        if self.on_preemption not in ON_PREEMPTION:
+            raise InvalidArgumentError(
+                describe(
+                    f"on_preemption is {self.on_preemption!r}.",
+                    fix=f"use one of {', '.join(ON_PREEMPTION)}.",
+                )
+            )
         if not self.command:
             raise InvalidArgumentError(describe("There is no program to run."))
         if self.node_rank >= self.nnodes:
@@ -84,6 +111,11 @@ class LaunchOptions:
                     fix="pass --master-port, or --rdzv-endpoint host:port.",
                 )
             )
+
+    @property
+    def least_nodes(self) -> int:
+        """The least number of hosts that a start needs."""
+        return self.nnodes if self.min_nodes is None else self.min_nodes
 
     def streams_of(self, which: str, local_rank: int) -> int:
         """The streams of a worker that are shown (`console`) or written to files (`files`)."""
