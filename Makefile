@@ -26,7 +26,7 @@ PY := $(VENV)/bin/python
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check bench soak docs accelerator lock clean
+.PHONY: help demo test test-fast test-all check bench soak docs accelerator lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test: $(READY) ## the whole test suite, on 8 logical CPU devices
 
 test-fast: $(READY) ## the test suite without what is slow
 	$(PY) -m pytest -n $(JOBS) -m "not slow" $(ARGS)
+
+test-all: $(READY) ## the whole test suite, and all cases of tests that are sampled
+	$(PY) -m pytest -n $(JOBS) --all-cases $(ARGS)
 
 check: $(READY) ## style, types, floors, doctests, news, paths
 	$(PY) -m ruff check .

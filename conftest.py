@@ -4,19 +4,49 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
+import zlib
 
 import jax
 import pytest
 
 LOGICAL_CPU_DEVICES = 8
 # What a program computes is under test here, not how fast it runs, and most of the time goes into
-# compiling small programs. Programs in fresh interpreters (the parity kit, the examples,
-# `run_python`) do not inherit this: they are compiled as a user's are.
+# compiling small programs. Programs in fresh interpreters (the examples, `run_python`) do not
+# inherit this: they are compiled as a user's are.
 QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
 ONLY_IN_JAX_0_10 = "--xla_cpu_use_fusion_emitters=false"  # XLA ends on flags that it does not know
 COMPILED = "REPLICAX_TESTS_COMPILED"
 """Names the folder in which the processes of one test session share what XLA compiled."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of `make test-all`."""
+    words = "run all cases of tests that are marked `sampled`, too"
+    parser.addoption("--all-cases", action="store_true", help=words)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test that is marked `sampled(n)`, take one case in n; other ones on another Python."""
+    if config.getoption("--all-cases"):
+        return
+    cases: dict[object, list[pytest.Item]] = {}
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        if marker is not None:
+            cases.setdefault((item.path, getattr(item, "originalname", "")), []).append(item)
+    left_out = set()
+    for of_one_test in cases.values():
+        (count,) = of_one_test[0].get_closest_marker("sampled").args
+        taken = [item for item in of_one_test if not (_number(item) % count)]
+        left_out.update(set(of_one_test) - set(taken or of_one_test[:1]))
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _number(item: pytest.Item) -> int:
+    return zlib.crc32(item.nodeid.encode()) + sys.version_info.minor
 
 
 def pytest_configure(config: pytest.Config) -> None:

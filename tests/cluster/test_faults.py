@@ -137,6 +137,7 @@ def test_worker_0_starts_the_master_where_nothing_of_ours_launches(job, address)
 # --- rarer ones --------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["2", "1000000"], ids=["inline", "in the middle of 4 MB"])
 @pytest.mark.parametrize(("fault", "kind"), [("raise", "exception"), ("kill", "signal")])

@@ -10,21 +10,28 @@ from pathlib import Path
 
 import pytest
 
+# Two processes share compiled programs, and one may read what the other is writing.
+WARNINGS = ["-W", "error", "-W", "ignore:Error reading persistent compilation cache entry"]
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM_TIMEOUT_S = 170
 
 
 @pytest.fixture
 def run_program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`run_program(file, *arguments)`: in a fresh interpreter, on the CPU, warnings as errors."""
+    """`run_program(file, *arguments)`: in a fresh interpreter, on the CPU, warnings as errors.
+
+    Programs that run twice in a session are compiled once.
+    """
 
     def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ours = ("JAX_", "XLA_", "REPLICAX_", "PYTEST_", "COV_", "FORCE_COLOR", "TTY_")
         clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "examples")])
+        clean |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+        clean["JAX_COMPILATION_CACHE_DIR"] = os.environ["REPLICAX_TESTS_COMPILED"]
         return subprocess.run(
-            [sys.executable, "-W", "error", program, *arguments],
-            env=clean | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
+            [sys.executable, *WARNINGS, program, *arguments],
+            env=clean,
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -16,9 +16,8 @@ def losses(output: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"\bloss (\d+\.\d+)", output)]
 
 
-@pytest.mark.parametrize("name", ["variables.py", "pytrees.py"])
-def test_the_short_programs_learn(name, run_program):
-    done = run_program(EXAMPLES / name)
+def test_the_functional_program_learns(run_program):
+    done = run_program(EXAMPLES / "pytrees.py")
 
     assert done.returncode == 0, done.stderr
     assert len(losses(done.stdout)) == 10
@@ -150,17 +149,9 @@ print("apart", digits.Comparison.of(*trained).weights[-1], "allowed", options.to
     assert apart > 100 * allowed
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--replicas", "0"),
-        pytest.param(("--epochs", "many"), marks=pytest.mark.slow),
-        pytest.param(("--batch", "-1"), marks=pytest.mark.slow),
-    ],
-)
-def test_the_demo_refuses_bad_numbers(arguments, run_program):
-    done = run_program(EXAMPLES / "digits.py", *arguments)
+def test_the_demo_refuses_bad_numbers(run_program):
+    done = run_program(EXAMPLES / "digits.py", "--replicas", "0")
 
     assert done.returncode == 2
-    assert f"argument {arguments[0]}" in done.stderr
+    assert "argument --replicas" in done.stderr
     assert "Traceback" not in done.stderr

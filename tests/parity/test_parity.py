@@ -76,6 +76,7 @@ def run_kit(compiled_programs: Path, *arguments: str) -> subprocess.CompletedPro
     ours = ("JAX_", "XLA_", "REPLICAX_", "PYTEST_", "COV_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(SOURCE)}
+    env["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")  # quick to compile, as in other tests
     env["JAX_COMPILATION_CACHE_DIR"] = str(compiled_programs)
     env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     env["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"

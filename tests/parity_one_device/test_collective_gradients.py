@@ -143,6 +143,7 @@ def assert_gradients(actual, expected):
         np.testing.assert_allclose(gradient, by_hand_gradient, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_gradient_of_a_collective(runner, name, n):
@@ -242,6 +243,7 @@ def test_second_derivative_through_an_all_reduce(runner):
     assert_gradients(strategy.local_results(step(rx.PerReplica(xs))), one_device(xs))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lengths", [(3, 1, 2), (2, 0, 1), (0, 0, 4)])
 def test_gradient_of_an_uneven_eager_all_gather(lengths):
     xs = inputs(3, [(length, 2) for length in lengths])
@@ -249,6 +251,7 @@ def test_gradient_of_an_uneven_eager_all_gather(lengths):
     assert_gradients(actual, by_hand(joined(0), xs))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows", [5, 2, 1])
 def test_gradient_of_the_global_mean_of_uneven_rows(runner, rows):
     """What each replica gets for its own rows is the number of replicas times one device's."""

@@ -103,6 +103,7 @@ def shared_out(x):
     return batch
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "where",
     ["inside rx.function", "around rx.function", pytest.param("without", marks=pytest.mark.slow)],
@@ -123,6 +124,7 @@ def test_gradient_from_outside_is_that_of_one_device(name, where):
     np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("count", [7, 2])
 @pytest.mark.parametrize("name", ["global_mean", "reduce rows"])

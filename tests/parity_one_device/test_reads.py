@@ -101,6 +101,7 @@ READS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("read", READS)
 def test_what_was_read_outlives_later_steps(variable, add_one, read):
     add_one()
@@ -177,6 +178,7 @@ def test_direct_assignments_take_a_copy(strategy, variable, compiled_add_one):
     np.testing.assert_array_equal(initial, np.full(3, 1.0))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "convert", [np.asarray, np.array, lambda v: np.asarray(v.value), lambda v: v.value.__array__()]
 )

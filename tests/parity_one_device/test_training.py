@@ -63,6 +63,7 @@ def check(style: str, optimizer: str, n: int, kind: str, *, compiled: bool) -> N
     assert losses == pytest.approx(one_device_losses, rel=1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("style", "optimizer", "kind"),
     [
@@ -84,6 +85,7 @@ def test_compiled_training_gives_the_weights_of_one_device(n, optimizer, style, 
 
 # An eager step costs a hundred compiled ones, so one sequence holds all kinds of batches; and
 # there is nothing to donate. Each device compiles for itself, so eight are asked once.
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("n", "style", "optimizer"),
     [

@@ -59,6 +59,7 @@ def test_the_entries_of_a_row_are_summed(average):
     assert average(losses) == pytest.approx((2 * 3 + 2 * 6) / 4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("count", [8, 7, 5])
 def test_summed_gradients_are_those_of_one_device(run, strategy, count):
     rows = np.linspace(-1.0, 2.0, count, dtype=np.float32)

@@ -366,6 +366,7 @@ def dense_training(table, batches, rate):
     return table
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("style", ["variable", "functional"])
 def test_an_embedding_trains_as_on_one_device(runner, four, style):
     """The last batch has 3 rows for 4 replicas: padded when compiled, uneven when eager."""

@@ -299,6 +299,7 @@ def expected(optimizer):
     return np.asarray(w)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     ("n", "parameter_device"),

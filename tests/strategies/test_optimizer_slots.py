@@ -64,6 +64,7 @@ class Model:
         return loss
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("n", "late"), [(1, False), (2, True), (4, False)], ids=["1", "2, made by the first step", "4"]
 )

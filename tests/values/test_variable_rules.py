@@ -181,6 +181,7 @@ def check_all(results: Any, expected: Any) -> None:
         np.testing.assert_allclose(np.asarray(got), one, rtol=2e-6, atol=2e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "replicas",
     [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)],

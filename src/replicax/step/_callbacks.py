@@ -27,7 +27,7 @@ from replicax.step._compat import (
     opened,
     with_equations,
 )
-from replicax.step._first_leaves import is_concrete
+from replicax.values._tracing import is_concrete
 
 if TYPE_CHECKING:  # At run time `jax.extend` would bring Pallas along.
     from jax.extend.core import JaxprEqn

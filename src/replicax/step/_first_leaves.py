@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -77,11 +76,6 @@ def way_to_first_leaf(tree: Any) -> Way:
     """The way to the first leaf of a tree; empty if there is none, or no public look-up."""
     with_paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     return (way_of(with_paths[0][0]) if with_paths else None) or ()
-
-
-# Whether objects of a type are arrays that exist: no tracers, and nothing of numpy. Kept for each
-# type, because `isinstance(x, jax.Array)` runs Python code, which is too slow for each step.
-is_concrete: Callable[[type], bool] = functools.cache(lambda kind: issubclass(kind, jax.Array))
 
 
 def kinds_of(args: Sequence[Any], kwargs: dict[str, Any], places: Sequence[int | str]) -> set[bool]:

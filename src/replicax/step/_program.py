@@ -23,7 +23,6 @@ from replicax.step._first_leaves import (
     FirstLeaf,
     Way,
     first_leaves,
-    is_concrete,
     kinds_of,
     way_to_first_leaf,
 )
@@ -33,7 +32,7 @@ from replicax.step._workers import compare_program
 from replicax.values import PerReplica, ReplicaMesh, StrategyLike, Variable
 from replicax.values._cells import Cell, shared_cell
 from replicax.values._lending import COUNTER, keep_lent_arrays
-from replicax.values._tracing import is_staged, outermost_level
+from replicax.values._tracing import is_concrete, is_staged, outermost_level
 from replicax.values._workers import check_count
 
 if TYPE_CHECKING:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+from collections.abc import Callable
 
 import jax
+
+# Whether objects of a type are arrays that exist: no tracers, and nothing of numpy. Kept for each
+# type, because `isinstance(x, jax.Array)` runs Python code, which is too slow for each step.
+is_concrete: Callable[[type], bool] = functools.cache(lambda kind: issubclass(kind, jax.Array))
 
 
 def trace_level() -> object:

@@ -419,6 +419,7 @@ FUNCTIONS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
 def test_public_functions_are_known(inputs, fn):
     jaxpr = jax.make_jaxpr(fn)(inputs)

@@ -274,6 +274,7 @@ def test_gradients_that_are_called_free_of_padding_are(program, which):
     check_all(*read_and_run(fn, real), real)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*UNARY, *BINARY])
 def test_each_instruction_on_rows_on_a_sum_and_on_a_masked_value(name):
     operands = [0] * (1 if name in UNARY else 2)
