@@ -131,7 +131,7 @@ class Function:
             # Most often the arguments are as in the last call. Asking first would take as long as
             # JAX takes to find out.
             try:
-                return latest.run(args, kwargs)
+                return latest.step(args, kwargs)
             except _OTHER_ARGUMENTS:
                 if latest.failed_in_users_code:
                     latest.failed_in_users_code = False

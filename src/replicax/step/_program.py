@@ -26,6 +26,7 @@ from replicax.step._first_leaves import (
     kinds_of,
     way_to_first_leaf,
 )
+from replicax.step._short_path import NOT_THERE, short_path
 from replicax.step._together import starting
 from replicax.step._trace import Traced
 from replicax.step._workers import compare_program
@@ -43,9 +44,6 @@ _ONE_AT_A_TIME = threading.RLock()
 # Kinds of arguments that some function donates: plain trees (False), per-replica values (True).
 # Other kinds cannot have been deleted here.
 _DONATED_KINDS: set[bool] = set()
-
-
-_NOT_THERE = (AttributeError, LookupError, TypeError)
 
 
 class VariablesChanged(Exception):  # noqa: N818 - a signal, caught by the function
@@ -108,7 +106,7 @@ class Program:
         self._donated_names = tuple(name for name in self.donated if isinstance(name, str))
         self._first_leaves = first_leaves(args, kwargs, only=self.donated)
         self._watched: tuple[FirstLeaf, ...] = ()
-        self._kinds_watched = 0
+        self._kinds_watched = -1
         self._way_to_output: Way = ()
         self._takes_turns = self._mesh is not None and self._mesh.is_cpu_simulation
         self._lendings_seen = -1
@@ -126,6 +124,8 @@ class Program:
         if self._spans_processes:  # A full queue blocks where no failure of another is heard of.
             self._most = IN_FLIGHT // 2
         _DONATED_KINDS.update(kinds_of(args, kwargs, self.donated))
+        self.step = self.run
+        self._watch()
 
     # -- the path of a step ---------------------------------------------------
 
@@ -198,7 +198,7 @@ class Program:
                         output = result
                         for look_up in self._way_to_output:
                             output = look_up(output)
-                except _NOT_THERE:  # A trace whose result has another structure.
+                except NOT_THERE:  # A trace whose result has another structure.
                     output = None
                 if not is_concrete(type(output)):
                     output = self._find_output(result)
@@ -220,6 +220,7 @@ class Program:
         self._watched = tuple(
             place for kind in _DONATED_KINDS for place in self._first_leaves[kind]
         )
+        self.step = short_path(self, _ONE_AT_A_TIME, _DONATED_KINDS)
 
     def _collect(self) -> list[Any]:
         return [variable._for_program() for variable in self.written]
