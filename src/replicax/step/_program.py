@@ -26,7 +26,7 @@ from replicax.step._first_leaves import (
     kinds_of,
     way_to_first_leaf,
 )
-from replicax.step._short_path import NOT_THERE, short_path
+from replicax.step._short_path import NOT_THERE, Path, short_path
 from replicax.step._together import starting
 from replicax.step._trace import Traced
 from replicax.step._workers import compare_program
@@ -124,7 +124,6 @@ class Program:
         if self._spans_processes:  # A full queue blocks where no failure of another is heard of.
             self._most = IN_FLIGHT // 2
         _DONATED_KINDS.update(kinds_of(args, kwargs, self.donated))
-        self.step = self.run
         self._watch()
 
     # -- the path of a step ---------------------------------------------------
@@ -220,7 +219,7 @@ class Program:
         self._watched = tuple(
             place for kind in _DONATED_KINDS for place in self._first_leaves[kind]
         )
-        self.step = short_path(self, _ONE_AT_A_TIME, _DONATED_KINDS)
+        self.step: Path = short_path(self, _ONE_AT_A_TIME, _DONATED_KINDS)
 
     def _collect(self) -> list[Any]:
         return [variable._for_program() for variable in self.written]

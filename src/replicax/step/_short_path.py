@@ -33,9 +33,12 @@ def short_path(program: Program, lock: Any, donated_kinds: set[bool]) -> Path:
         lock: What is held while a program is started.
         donated_kinds: The kinds of arguments that some function donates.
     """
-    is_special = program._donated_names or program._moves or program._guards
-    # What starts a program of several processes is known once they have compared it.
-    is_special = is_special or program._has_more or program._spans_processes
+    is_special = (
+        program._has_more
+        or program._moves
+        or bool(program._donated_names or program._guards)
+        or program._spans_processes  # What starts it is known once the workers have compared it.
+    )
     if is_special or len(program._watched) > 1:
         return program.run
     if program.written:
