@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.timeout(115)  # it waits until the workers have come to its row
+# A test waits until the workers have come to its row.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(115)]
 
 
 def flat(rows):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from replicax import errors
-from replicax.cluster import ClusterResolver, Timeouts, detect_cluster, join_cluster
+from replicax.cluster import ClusterResolver, Timeouts, agree, detect_cluster, join_cluster
 from replicax.collectives import CommunicationOptions
 from replicax.strategies._base import Strategy
 
@@ -56,6 +58,27 @@ class MultiWorkerMirroredStrategy(Strategy):
         if self._resolver is not None:
             join_cluster(self._resolver, timeouts)
         super().__init__(_devices_of_all(), options)
+        if self.replica_mesh.spans_processes:
+            self._prove_group()
+
+    def _prove_group(self) -> None:
+        """Let all replicas take part in a real collective.
+
+        The engine connects the workers then, while all of them are known to be there: it waits
+        for a worker that is late at a first step for no longer than 30 s.
+        """
+        mesh = self.replica_mesh
+        agree("rx.MultiWorkerMirroredStrategy", {"replicas": mesh.num_replicas})
+        own = [jnp.int32(replica) for replica in mesh.local_replicas]
+        found = np.asarray(mesh.all_rows(mesh.from_rows(own)))
+        if found.tolist() != list(range(mesh.num_replicas)):
+            raise errors.StartupError(
+                errors.describe(
+                    f"The replicas of {mesh.num_replicas} devices answered as {found.tolist()}.",
+                    why="each replica gives its number to all others when the strategy is made.",
+                    fix="look whether all workers list the same devices in the same order.",
+                )
+            )
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
