@@ -29,6 +29,7 @@ from ._frames import Message
 from ._gatherings import Gatherings
 from ._guard import OtherGuard
 from ._master_process import MasterProcess
+from ._relay import Relay, without_proxy
 from ._timeouts import Timeouts
 from ._waiting import call_elsewhere
 from ._watcher import Watcher
@@ -72,6 +73,7 @@ class Runtime:
         self._escape = Escape(self, self._whereabouts, timeouts.shutdown)
         self._guard = self._escape.guard
         self._client: Any = None
+        self._relay: Relay | None = None
         self._engine: _engine.Engine | None = None
         self._watcher = Watcher(control, self, timeouts)
         self._endings = Endings(self, self._escape.on_signal, SIGNAL)
@@ -190,9 +192,12 @@ class Runtime:
         _startup.compare(self.gather("start/programs", facts, timeout=seconds))
         _engine.limit_waits(self.timeouts.collective)
         address = coordinator_address or join_address(self._host, self._coordinator_port or 0)
-        self._client = self._call(
-            lambda: _compat.connect_client(address, self.rank, self.world_size, seconds)
-        )
+        self._relay = Relay(address)
+        meeting = self._relay.address
+        with without_proxy():
+            self._client = self._call(
+                lambda: _compat.connect_client(meeting, self.rank, self.world_size, seconds)
+            )
         self._engine = _engine.Engine(self._client, self._control.fileno())
         self._engine.start()
         self.gather("start/connected", None, timeout=seconds)
@@ -417,9 +422,12 @@ class Runtime:
         """Leaves JAX's coordination service."""
         if self._engine is not None:
             self._engine.stop()
+        is_cut = self._relay is not None and self._relay.is_cut
         if self._client is not None:
-            _compat.disconnect_client(self._client)
+            _compat.disconnect_client(self._client, is_cut=is_cut)
             self._client = None
+        if self._relay is not None and not is_cut:
+            self._relay.close()
 
     def _end(self) -> None:
         """Takes down all that joining has set up."""
