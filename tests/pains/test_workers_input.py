@@ -17,6 +17,12 @@ def flat(rows):
     return [row for step in rows for row in step]
 
 
+def test_a2_a_worker_without_rows_leaves_the_evaluation_finite(both):
+    mse, mae, rows = both("a2")
+    assert (mse, mae) == (11, 3)
+    assert rows == [[2, 1], [2, 0]]
+
+
 def test_a10_workers_with_3_and_5_batches_take_5_steps(both):
     own = [np.arange(2 * i, 2 * i + 2) for i in range(5)]
     means = [np.mean([own[i], own[i] + 100]) if i < 3 else np.mean(own[i]) + 100 for i in range(5)]
