@@ -23,14 +23,18 @@ PATIENCE_S = 45
 
 
 class Nursery:
-    """Worker processes, forked from one that has imported everything; see `nursery.py`."""
+    """Worker processes, forked from one that has imported everything; see `nursery.py`.
 
-    def __init__(self):
+    Args:
+        program: The folder of the `program.py` that they run.
+    """
+
+    def __init__(self, program: Path = HERE):
         dropped = ("JAX_", "XLA_", "REPLICAX_", "PYTEST_", "COV_")
         env = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(SOURCE), "JAX_NUM_CPU_DEVICES": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", HERE / "nursery.py"],
+            [sys.executable, "-W", "error", HERE / "nursery.py", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=env,

@@ -2,7 +2,8 @@
 
 A line of JSON on standard input asks for one: `out` is its output file, `env` its environment.
 A line on standard output tells of each that was born (`pid`), and that ended (`pid`, `code`).
-Run as a program. Each child is a real process that runs `program.main` and ends on its own.
+Run as a program, with the folder of `program.py`. Each child is a real process that runs
+`program.main` and ends on its own.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import json
 import os
 import select
+import sys
 import warnings
 
 # Before numpy makes its threads: a process with threads should not fork.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+sys.path.insert(0, sys.argv[1])
 
 import program
 

@@ -271,3 +271,19 @@ def test_the_master_freezes(job, secret):
     finally:
         running.kill_master(signal.SIGKILL)
         master.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["2", "1000000"], ids=["inline", "in the middle of 4 MB"])
+def test_the_service_of_jax_is_killed(job, size):
+    timeouts = Timeouts(start=30, shutdown=3)
+    # After a second or so: the engine's sockets are looked up in the service.
+    running = job(timeouts=timeouts, STEPS="100000", SIZE=size, FAULT_STEP="400")
+    running.until(lambda: all(worker.has("stepping") for worker in running.workers))
+    running.fault_time = running.now()
+    running.master._service._process.kill()
+
+    # That they raise is the point: jax would have aborted them.
+    raised = check(running, "lost", within=10 * SOON_S, culprit=None, survivors=(0, 1))
+
+    assert "coordination service" in raised["text"]

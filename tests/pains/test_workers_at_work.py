@@ -19,7 +19,8 @@ from parity_one_device import models
 
 import replicax as rx
 
-pytestmark = pytest.mark.timeout(115)  # it waits until the workers have come to its row
+# A test waits until the workers have come to its row.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(115)]
 LATE_S = 0.5
 
 

@@ -9,11 +9,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.timeout(115)  # it waits until the workers have come to its row
+# A test waits until the workers have come to its row.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(115)]
 
 
 def flat(rows):
     return [row for step in rows for row in step]
+
+
+def test_a2_a_worker_without_rows_leaves_the_evaluation_finite(both):
+    mse, mae, rows = both("a2")
+    assert (mse, mae) == (11, 3)
+    assert rows == [[2, 1], [2, 0]]
 
 
 def test_a10_workers_with_3_and_5_batches_take_5_steps(both):

@@ -41,6 +41,25 @@ def own_batches(job: Job, counts: tuple[int, int], first: tuple[int, int]) -> An
 
 
 @check
+def a2(job: Job) -> Any:
+    """An evaluation whose last batch has one row, so that worker 1 has none."""
+    sums = job.variable(np.zeros(3, np.float32), synchronization="on_read", aggregation="sum")
+
+    def replica_fn(x: Any) -> None:
+        per_row = jnp.stack([(x - 2 * x) ** 2, jnp.abs(x - 2 * x), jnp.ones_like(x)], axis=1)
+        sums.assign_add(context().local_sum(per_row))
+
+    step = job.step(replica_fn)
+    rows, options = np.arange(1, 6, dtype=np.float32), rx.InputOptions(global_batch_size=4)
+    read = []
+    for batch in job.strategy.distribute_dataset(rows, options):
+        read.append(sum(len(part) for part in job.strategy.local_results(batch)))
+        step(batch)
+    squares, distances, count = numbers(sums)
+    return [squares / count, distances / count, gather("rows of a2", read)]
+
+
+@check
 def a10(job: Job) -> Any:
     dataset = own_batches(job, (3, 5), (0, 100))
     mean = mean_of(job)

@@ -79,15 +79,24 @@ def coordination_client() -> Any:
     return distributed.global_state.client
 
 
-def disconnect_client(client: Any) -> None:
-    """Takes the worker out of the service. jax keeps its devices, and is none's worker."""
+def disconnect_client(client: Any, *, is_cut: bool = False) -> None:
+    """Takes the worker out of the service. jax keeps its devices, and is none's worker.
+
+    A client whose service is gone (`is_cut`) could not take leave; it is kept as it is.
+    """
     from jax._src import distributed  # noqa: PLC0415 - see above
 
     state = distributed.global_state
     if state.client is client:
         state.client = None
+    if is_cut:
+        _LEFT_BEHIND.append(client)
+        return
     with contextlib.suppress(RuntimeError):  # The service may be gone.
         client.shutdown()
+
+
+_LEFT_BEHIND: list[Any] = []
 
 
 def devices_started() -> bool:

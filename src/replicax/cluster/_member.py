@@ -49,7 +49,8 @@ class Member:
 def find_stalled(members: Sequence[Member], limit: float, now: float) -> int | None:
     """The worker whose Python code stands still while another waits as long; None if there is none.
 
-    The one that is furthest behind counts.
+    The one that is furthest behind counts. One that has begun more waits is taken to wait: steps
+    are started ahead, and a program may wait for their results where nobody is told.
     """
     still = {
         rank: member
@@ -57,6 +58,8 @@ def find_stalled(members: Sequence[Member], limit: float, now: float) -> int | N
         if member.connection is not None and member.waits and now - member.changed > limit
     }
     behind = [rank for rank, each in still.items() if not each.is_waiting and not each.left]
-    if not behind or not any(each.is_waiting for each in still.values()):
+    if not behind:
         return None
-    return min(behind, key=lambda rank: (still[rank].step or 0, still[rank].waits, rank))
+    last = min(behind, key=lambda rank: (still[rank].step or 0, still[rank].waits, rank))
+    is_ahead = [each.is_waiting or each.waits > still[last].waits for each in still.values()]
+    return last if any(is_ahead) else None

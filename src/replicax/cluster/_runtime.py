@@ -17,6 +17,7 @@ from ._control import Control
 from ._guard import OtherGuard
 from ._master_process import MasterProcess
 from ._order import ORDER
+from ._relay import Relay, without_proxy
 from ._timeouts import Timeouts
 from ._waiting import call_elsewhere
 from ._worker import Worker
@@ -148,9 +149,12 @@ class Runtime(Worker):
         _startup.compare(self.gather("start/programs", facts, timeout=seconds))
         _engine.limit_waits(self.timeouts.collective)
         address = coordinator_address or join_address(self._host, self._coordinator_port or 0)
-        self._client = self._call(
-            lambda: _compat.connect_client(address, self.rank, self.world_size, seconds)
-        )
+        self._relay = Relay(address)
+        meeting = self._relay.address
+        with without_proxy():
+            self._client = self._call(
+                lambda: _compat.connect_client(meeting, self.rank, self.world_size, seconds)
+            )
         self._engine = _engine.Engine(self._client, self._control.fileno())
         self._engine.start()
         self.gather("start/connected", None, timeout=seconds)

@@ -18,6 +18,7 @@ from ._guard import MainGuard
 from ._master_process import MasterProcess
 from ._notices import Notices
 from ._order import ORDER
+from ._relay import Relay
 from ._startup import table_of
 from ._timeouts import Timeouts
 from ._watcher import Watcher
@@ -58,6 +59,7 @@ class Worker:
         self._escape = Escape(self, self._whereabouts, timeouts.shutdown)
         self._guard = self._escape.guard
         self._client: Any = None
+        self._relay: Relay | None = None
         self._engine: _engine.Engine | None = None
         self._watcher = Watcher(control, self, timeouts)
         self._endings = Endings(self, self._escape.on_signal, SIGNAL)
@@ -239,9 +241,12 @@ class Worker:
         """Leaves JAX's coordination service."""
         if self._engine is not None:
             self._engine.stop()
+        is_cut = self._relay is not None and self._relay.is_cut
         if self._client is not None:
-            _compat.disconnect_client(self._client)
+            _compat.disconnect_client(self._client, is_cut=is_cut)
             self._client = None
+        if self._relay is not None and not is_cut:
+            self._relay.close()
 
     def _end(self) -> None:
         """Takes down all that joining has set up."""
