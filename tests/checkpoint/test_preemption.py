@@ -49,7 +49,7 @@ def again(times, call):
         call()
 
 
-def test_it_saves_before_the_call_after_the_signal(handler):
+def test_h5_without_any_service_it_saves_before_the_call_after_the_signal(handler):
     first = handler(state={"n": 0})
     state = first._checkpoint.state
     assert first.status is None

@@ -23,11 +23,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import training
 from parity_one_device import models
 
 import replicax as rx
-from replicax.cluster import gather
+from replicax.cluster import LastCall, gather
 from replicax.cluster._gather import _STORE
+from replicax.cluster._last_call import _StoreLink
 
 CHECKS: dict[str, Callable[..., Any]] = {}
 TOLERANCE = 1e-6
@@ -630,6 +632,36 @@ def i2_a_checkpoint_that_one_worker_saves_is_an_error_on_all(job: Job) -> Any:
     assert "strategy.reduce" in text
     save()
     return rx.checkpoint.commits(job.folder / "lone")
+
+
+@check
+def all_workers_stop_before_the_same_call(job: Job) -> Any:
+    """Over the control channel, and over what workers use that something else has started."""
+    found = []
+    for link in (None, _StoreLink("stops/store")):
+        calls = LastCall("stops", link)
+        for _ in range(2 + 3 * job.rank):
+            assert not calls.stops_here()
+        gather("both have begun", None)
+        if job.rank == 0:
+            calls.ask()
+        while not calls.stops_here():
+            time.sleep(0.001)
+        assert calls.is_asked
+        calls.close()
+        found.append(calls.count)
+    assert min(found) >= 5
+    return found
+
+
+# --- the training that `test_restart.py` disturbs -------------------------------------------
+
+
+@check
+def a_training_that_nothing_disturbs(job: Job) -> Any:
+    folder = job.folder / "undisturbed"
+    folder.mkdir(exist_ok=True)
+    return [float(x).hex() for x in training.train(job.strategy, folder)]
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from ._timeouts import Timeouts
 
 _LOOK_S = 0.1
 _POLL_MS = 250
+_END_S = 5.0
 
 _log = logging.getLogger("replicax")
 
@@ -122,7 +123,7 @@ class LastCall:
             self._link.close()
             self._wishes.put("close")
             if threading.current_thread() is not self._thread:
-                self._thread.join()
+                self._thread.join(_END_S)
             self._thread = None
 
     def _wait(self, link: Link) -> None:
