@@ -85,12 +85,14 @@ def test_h8_a_lost_host_is_done_without_and_a_fresh_one_goes_on_from_the_commit(
     output = first.output.read_text()
     assert ends == [0, 42, 0], output
     assert "lost: Its node 2 is lost" in output
-    assert "told to leave: the workers have saved after 7 calls, and left with 42" in output
+    assert "told to leave: the workers have saved after" in output
     lines = [training.told(tmp_path, rank) for rank in range(3)]
     started = [
         [(start["workers"], start["resumed"]) for start in training.starts(each)] for each in lines
     ]
-    assert started == [[(3, 0), (2, 4), (2, 7)]] * 2 + [[(3, 0)]]
+    last = started[0][-1][1]
+    assert started == [[(3, 0), (2, 4), (2, last)]] * 2 + [[(3, 0)]]
+    assert last in (7, 8)  # Worker 0 may have begun call 7 before it heard.
     trained, seen = one_device
     for each in lines:
         found = training.steps(each)
