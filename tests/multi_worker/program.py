@@ -23,7 +23,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import training
 from parity_one_device import models
 
 import replicax as rx
@@ -652,16 +651,6 @@ def all_workers_stop_before_the_same_call(job: Job) -> Any:
         found.append(calls.count)
     assert min(found) >= 5
     return found
-
-
-# --- the training that `test_restart.py` disturbs -------------------------------------------
-
-
-@check
-def a_training_that_nothing_disturbs(job: Job) -> Any:
-    folder = job.folder / "undisturbed"
-    folder.mkdir(exist_ok=True)
-    return [float(x).hex() for x in training.train(job.strategy, folder)]
 
 
 def main() -> None:

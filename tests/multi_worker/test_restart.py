@@ -12,20 +12,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(115)]
 
 
 @pytest.fixture
-def check(request, training, one_device, tmp_path):
-    """`check(resumed)`: the starts of both workers, and that the end is that of `job`."""
+def check(training, one_device, tmp_path):
+    """`check(resumed)`: the starts of both workers, and an end like an undisturbed one."""
 
     def checked(resumed):
-        job = request.getfixturevalue("job")  # Not before: each would slow the other down.
         lines, other = (training.told(tmp_path, rank) for rank in range(2))
         starts = training.starts(lines)
         for each in (starts, training.starts(other)):
             assert [start["resumed"] for start in each] == resumed
         steps, weights = training.steps(lines), training.weights(lines)
         assert (steps, weights) == (training.steps(other), training.weights(other))
-        undisturbed = job.results("a_training_that_nothing_disturbs")
-        assert [weights] * 2 == [one["result"] for one in undisturbed]
-        assert steps == training.steps(training.told(job.folder / "undisturbed", 0))
+        undisturbed = training.told(tmp_path / "undisturbed", 0)
+        assert len(training.starts(undisturbed)) == 1
+        assert weights == training.weights(undisturbed)
+        assert steps == training.steps(undisturbed)
         trained, seen = one_device
         assert rows(steps) == rows(seen)
         np.testing.assert_allclose(list(map(float.fromhex, weights)), trained, atol=1e-6)
@@ -40,7 +40,7 @@ def rows(steps):
 
 def test_h6_i8_a_killed_job_ends_bitwise_as_an_undisturbed_one(launched, check, tmp_path):
     words = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
-    killed = launched(*words, TRAINING, tmp_path, "kill-in-step", "kill-in-save", devices=2)
+    killed = launched(*words, TRAINING, tmp_path, "kill-in-step", "kill-in-save")
     output = killed.communicate()[0]
     assert killed.returncode == 0, output
     assert output.count("signal: It was killed by SIGKILL") == 2, output
@@ -57,13 +57,13 @@ def test_h6_i8_a_killed_job_ends_bitwise_as_an_undisturbed_one(launched, check, 
 
 def test_h3_a_preempted_job_ends_bitwise_as_an_undisturbed_one(launched, check, tmp_path):
     words = ["--standalone", "--nproc-per-node", "2"]
-    first = launched(*words, TRAINING, tmp_path, "term-in-evaluation", devices=2)
+    first = launched(*words, TRAINING, tmp_path, "term-in-evaluation")
     output = first.communicate()[0]
     assert first.returncode == 42, output
     assert "told to leave: the workers have saved after 6 calls, and left with 42" in output
     assert "first failure" not in output
     words += ["--on-preemption", "restart"]
-    second = launched(*words, TRAINING, tmp_path, "term-in-compile", devices=2)
+    second = launched(*words, TRAINING, tmp_path, "term-in-compile")
     output = second.communicate()[0]
     assert second.returncode == 0, output
     assert "starting again after a preemption, which is not counted" in output

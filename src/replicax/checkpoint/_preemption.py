@@ -122,7 +122,11 @@ class PreemptionHandler:
         self._leaves_at: float | None = None
         self._topic = f"preemption/{next(_numbers)}"
         self._last_call = LastCall(f"{self._topic}/first")
-        self._signals = TerminationSignals(self._config, self._told)
+        try:
+            self._signals = TerminationSignals(self._config, self._told)
+        except BaseException:
+            self._last_call.close()
+            raise
         DistributedIterator.mark()
         _in_use.append(self)
 
