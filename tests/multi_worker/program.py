@@ -653,6 +653,23 @@ def all_workers_stop_before_the_same_call(job: Job) -> Any:
     return found
 
 
+@check
+def nobody_stops_once_a_worker_has_made_its_last_call(job: Job) -> Any:
+    for link in (None, _StoreLink("late/store")):
+        calls = LastCall("late", link)
+        if job.rank == 1:
+            calls.close()
+        gather("worker 1 is done", None)
+        if job.rank == 0:
+            calls.ask()
+            while not calls._is_known.is_set():
+                assert not calls.stops_here()
+                time.sleep(0.001)
+            assert not calls.stops_here()
+            calls.close()
+    return True
+
+
 def main() -> None:
     results_folder, folder = map(Path, sys.argv[1:3])
     job = Job(folder)
