@@ -49,7 +49,7 @@ def again(times, call):
         call()
 
 
-def test_it_saves_before_the_call_after_the_signal(handler):
+def test_h5_without_any_service_it_saves_before_the_call_after_the_signal(handler):
     first = handler(state={"n": 0})
     state = first._checkpoint.state
     assert first.status is None
@@ -234,15 +234,3 @@ def test_configurations_that_are_none(options, error):
 def test_a_checkpoint_is_needed(path):
     with pytest.raises(errors.ArgumentTypeError, match="PreemptionHandler got"):
         rx.PreemptionHandler({"n": 1}, path)
-
-
-def test_the_names_load_orbax_when_they_are_used(run_python):
-    done = run_python("""
-        import sys
-        import replicax as rx
-
-        assert "orbax" not in sys.modules
-        assert rx.PreemptionHandler and rx.TerminationConfig
-        assert "orbax" in sys.modules
-    """)
-    assert done.returncode == 0, done.stderr

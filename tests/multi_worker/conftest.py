@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import replicax as rx
 
 WORKERS = 2
 PATIENCE_S = 300
@@ -87,20 +90,71 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def running(folder: Path, program: Path) -> Iterator[None]:
-    """The job, which ends by itself."""
+def variables(devices: int) -> dict[str, str]:
+    """Of a launcher: nothing of ours, CPU devices, and what was compiled before."""
     ours = ("JAX_", "XLA_", "REPLICAX_", "PYTEST_", "COV_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    environment = clean | {
+    return clean | {
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": os.environ["REPLICAX_TESTS_COMPILED"],
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "PYTHONPATH": str(SOURCE),
         "PYTHONWARNINGS": "error",
-        "REPLICAX_CPU_DEVICES": "2",
+        "REPLICAX_CPU_DEVICES": str(devices),
     }
+
+
+@pytest.fixture
+def environment() -> Callable[[int], dict[str, str]]:
+    """`environment(devices)`: the variables of a launcher."""
+    return variables
+
+
+@pytest.fixture
+def launched() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """`launched(*words, devices=1)`: start `replicax run` with these words."""
+    started = []
+
+    def launch(*words: Any, devices: int = 1, **more: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "replicax", "run", *map(str, words)],
+            env=variables(devices) | more,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield launch
+    for process in started:
+        process.kill()  # Its guard ends the workers.
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module beside this one."""
+    monkeypatch.syspath_prepend(str(PROGRAM.parent))
+    yield importlib.import_module("training")
+    del sys.modules["training"]
+
+
+@pytest.fixture
+def one_device(training: Any, tmp_path: Path) -> tuple[Any, Any]:
+    """The training on one device: its weights, and its steps."""
+    folder = tmp_path / "one"
+    folder.mkdir()
+    weights = training.train(rx.OneDeviceStrategy("cpu:0"), folder)
+    return weights, training.steps(training.told(folder, 0))
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[None]:
+    """The job, which ends by itself."""
     run: list[Any] = [
         sys.executable,
         "-m",
@@ -116,7 +170,7 @@ def running(folder: Path, program: Path) -> Iterator[None]:
     with (folder / "output").open("w") as output:
         launcher = subprocess.Popen(
             command,
-            env=environment,
+            env=variables(devices=2),
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -26,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from parity_one_device import models
 
 import replicax as rx
-from replicax.cluster import gather
+from replicax.cluster import LastCall, gather
 from replicax.cluster._gather import _STORE
+from replicax.cluster._last_call import _StoreLink
 
 CHECKS: dict[str, Callable[..., Any]] = {}
 TOLERANCE = 1e-6
@@ -777,6 +778,43 @@ def i2_a_checkpoint_that_one_worker_saves_is_an_error_on_all(job: Job) -> Any:
     assert "strategy.reduce" in text
     save()
     return rx.checkpoint.commits(job.folder / "lone")
+
+
+@check
+def all_workers_stop_before_the_same_call(job: Job) -> Any:
+    """Over the control channel, and over what workers use that something else has started."""
+    found = []
+    for link in (None, _StoreLink("stops/store")):
+        calls = LastCall("stops", link)
+        for _ in range(2 + 3 * job.rank):
+            assert not calls.stops_here()
+        gather("both have begun", None)
+        if job.rank == 0:
+            calls.ask()
+        while not calls.stops_here():
+            time.sleep(0.001)
+        assert calls.is_asked
+        calls.close()
+        found.append(calls.count)
+    assert min(found) >= 5
+    return found
+
+
+@check
+def nobody_stops_once_a_worker_has_made_its_last_call(job: Job) -> Any:
+    for link in (None, _StoreLink("late/store")):
+        calls = LastCall("late", link)
+        if job.rank == 1:
+            calls.close()
+        gather("worker 1 is done", None)
+        if job.rank == 0:
+            calls.ask()
+            while not calls._is_known.is_set():
+                assert not calls.stops_here()
+                time.sleep(0.001)
+            assert not calls.stops_here()
+            calls.close()
+    return True
 
 
 def main() -> None:

@@ -8,11 +8,13 @@ FOLDER: a line a step with the rows of the global batch and the loss, and at the
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -22,6 +24,7 @@ import replicax as rx
 
 ROWS, BATCH, EPOCHS = 22, 6, 3
 STEPS = EPOCHS * 4
+PID = os.getpid()
 RANK, START = int(os.environ.get("RANK", "0")), int(os.environ.get("REPLICAX_RESTART", "0"))
 
 
@@ -97,20 +100,29 @@ def killed_in_save(at):
     threading.Thread(target=watch, daemon=True).start()
 
 
+def held(at):
+    """Waits for the test, or for a failure elsewhere."""
+    Path(at, f"held-{START}").touch()
+    while not Path(at, f"go-{START}").exists():
+        rx.cluster.runtime().check()
+        time.sleep(0.02)
+
+
 FAULTS = {
     # name: the worker, where, and what it does there
-    "term-in-compile": (1, "trace 0", signalled),
-    "term-in-step": (1, "step 4", signalled),
+    "kill-in-step": (1, "step 4", killed),
+    "kill-in-save": (0, "save 6", killed_in_save),
     "term-in-evaluation": (0, "evaluation", signalled),
-    "kill-in-step": (1, "step 7", killed),
-    "kill-in-save": (0, "save 9", killed_in_save),
+    "term-in-compile": (1, "trace", signalled),
+    "hold-at-4": (0, "step 4", held),
+    "hold-at-7": (0, "step 7", held),
     "none": (-1, "", signalled),
 }
 
 
 def train(strategy, folder, faults=()):
     """The whole training, or what is left of it."""
-    fault = FAULTS[faults[START] if START < len(faults) else "none"]
+    fault = FAULTS[faults[START] if len(faults) > START else "none"]
 
     def go_wrong(where):
         if (RANK, where) == fault[:2]:
@@ -122,11 +134,11 @@ def train(strategy, folder, faults=()):
 
     path = Path(folder, "checkpoint")
     left = sorted(each.name for each in path.iterdir()) if path.exists() else []
-    training = Training(strategy, lambda: go_wrong(f"trace {handler.total_run_calls - 1}"))
+    training = Training(strategy, lambda: go_wrong("trace"))
     ballast = np.zeros(1 << 21) if "kill-in-save" in faults else np.zeros(1)
     checkpoint = rx.checkpoint.Checkpoint(**training.objects(), ballast=ballast)
     with rx.PreemptionHandler(checkpoint, path, keep=2) as handler:
-        note(left=left, resumed=handler.total_run_calls, workers=strategy.worker_count)
+        note(left=left, resumed=handler.total_run_calls, workers=strategy.worker_count, pid=PID)
         for batch in training.batches:
             number = handler.total_run_calls
             go_wrong(f"step {number}")
@@ -143,5 +155,46 @@ def train(strategy, folder, faults=()):
     return np.asarray(training.w)
 
 
+def main(folder, faults):
+    """The training, and once one that was disturbed has ended, the same without a fault."""
+    strategy = rx.MultiWorkerMirroredStrategy()
+    train(strategy, folder, faults)
+    if any(fault.startswith("hold") for fault in faults):
+        return
+    other = Path(folder, "undisturbed")
+    other.mkdir(exist_ok=True)
+    train(strategy, other)
+
+
+# --- what the tests read -------------------------------------------------------------------------
+
+
+def told(folder, rank):
+    """What a worker has written, line by line."""
+    text = Path(folder, f"worker-{rank}.txt").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def starts(lines):
+    """What it found at each start."""
+    return [line for line in lines if "resumed" in line]
+
+
+def steps(lines):
+    """The rows and the loss of each step; the same however often it was made."""
+    found = collections.defaultdict(set)
+    for line in lines:
+        if "step" in line:
+            found[line["step"]].add((line["rows"], line["loss"]))
+    assert all(len(each) == 1 for each in found.values())
+    return {step: each.pop() for step, each in found.items()}
+
+
+def weights(lines):
+    """The weights at the end."""
+    (found,) = [line["weights"] for line in lines if "weights" in line]
+    return found
+
+
 if __name__ == "__main__":
-    train(rx.MultiWorkerMirroredStrategy(), sys.argv[1], sys.argv[2:])
+    main(sys.argv[1], sys.argv[2:])

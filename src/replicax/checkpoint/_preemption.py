@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -115,12 +116,17 @@ class PreemptionHandler:
         if commits(directory):
             self.status, notes = checkpoint._restored(directory, None)
             self._restored_calls = int(notes.get(_CALLS, 0))
-        self._began: list[float] = []  # when the last calls began
+        # When the last calls began.
+        self._began: deque[float] = deque(maxlen=_SPARE_CALLS + 1)
         self._save_seconds = 0.0
         self._leaves_at: float | None = None
         self._topic = f"preemption/{next(_numbers)}"
         self._last_call = LastCall(f"{self._topic}/first")
-        self._signals = TerminationSignals(self._config, self._told)
+        try:
+            self._signals = TerminationSignals(self._config, self._told)
+        except BaseException:
+            self._last_call.close()
+            raise
         DistributedIterator.mark()
         _in_use.append(self)
 
@@ -160,8 +166,13 @@ class PreemptionHandler:
             SystemExit: All workers have saved; the exit code is 42.
             PreemptedError: The same, and `exit_fn` of the `TerminationConfig` returned.
         """
-        with self.watch_preemption_scope():
+        if self._has_to_save():
+            self._leave_before_the_call()
+        self._calls += 1
+        try:
             return fn(*args, **kwargs)
+        finally:
+            DistributedIterator.mark()
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
         """Save and leave if the job has to. Context: where `Checkpoint.save` is called.
@@ -189,8 +200,7 @@ class PreemptionHandler:
             PreemptedError: The same, and `exit_fn` of the `TerminationConfig` returned.
         """
         if self._has_to_save():
-            with put_back(self._checkpoint):
-                self._save_at_the_end((), {})
+            self._leave_before_the_call()
         self._calls += 1
         try:
             yield
@@ -207,10 +217,15 @@ class PreemptionHandler:
     # --- at the end --------------------------------------------------------------------------
 
     def _has_to_save(self) -> bool:
-        self._began = [*self._began[-_SPARE_CALLS:], time.monotonic()]
-        if self._leaves_at is not None and time.monotonic() > self._leaves_at - self._needed():
+        now = time.monotonic()
+        self._began.append(now)
+        if self._leaves_at is not None and now > self._leaves_at - self._needed():
             self._last_call.ask()
         return self._last_call.stops_here()
+
+    def _leave_before_the_call(self) -> None:
+        with put_back(self._checkpoint):
+            self._save_at_the_end((), {})
 
     def _save_at_the_end(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._last_call.close()

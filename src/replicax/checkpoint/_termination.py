@@ -20,6 +20,9 @@ PREEMPTED_EXIT_CODE = 42
 WATCH_S = 1.0
 """How often `termination_watcher_fn` is called."""
 
+_END_S = 5.0
+"""How long `close` waits for a call of it."""
+
 _LOGGER = logging.getLogger("replicax")
 
 
@@ -140,7 +143,7 @@ class TerminationSignals:
         """Puts the handler back that was there before, unless another one has come since."""
         self._ended.set()
         if self._thread is not None and threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(_END_S)
         is_main = threading.current_thread() is threading.main_thread()
         if self._is_installed and is_main:
             self._is_installed = False

@@ -123,6 +123,13 @@ class _Store:
             client.key_value_delete(_key(name, number - 1, rank))
         return [json.loads(text) for text in texts]
 
+    def bring_nothing(self, name: str) -> None:
+        """Has the next meeting of that name take place without this worker, whenever that is."""
+        with self._lock:
+            number = self._numbers[name]
+            self._numbers[name] += 1
+        coordination_client().key_value_set(_key(name, number, jax.process_index()), "null")
+
 
 _STORE = _Store()
 

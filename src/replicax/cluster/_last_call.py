@@ -8,6 +8,7 @@ made by all. Who is behind can catch up, because those ahead have begun all that
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import queue
 import threading
@@ -25,6 +26,7 @@ from ._timeouts import Timeouts
 
 _LOOK_S = 0.1
 _POLL_MS = 250
+_END_S = 5.0
 
 _log = logging.getLogger("replicax")
 
@@ -38,8 +40,11 @@ class Link(Protocol):
     def tell(self) -> None:
         """Asks all to stop."""
 
-    def gather(self, count: int) -> list[int]:
-        """The counts of all workers."""
+    def gather(self, count: int) -> list[int | None]:
+        """The counts of all workers; None of one that has made its last call."""
+
+    def finish(self) -> None:
+        """This worker has made its last call: if others gather, they do not wait for it."""
 
     def check(self) -> None:
         """Raises the failure of another worker, if there is one."""
@@ -120,9 +125,9 @@ class LastCall:
         """Ends the thread."""
         if self._link is not None and self._thread is not None:
             self._link.close()
-            self._wishes.put("close")
+            self._wishes.put("close")  # Has no effect where it is decided.
             if threading.current_thread() is not self._thread:
-                self._thread.join()
+                self._thread.join(_END_S)
             self._thread = None
 
     def _wait(self, link: Link) -> None:
@@ -133,13 +138,19 @@ class LastCall:
     def _decide(self, link: Link) -> None:
         wish = self._wishes.get()
         if wish == "close":
+            link.finish()
             return
         try:
             if wish == "ask":
                 link.tell()
             with self._lock:
                 self._is_held = True
-            self._most = max(link.gather(self.count))
+            counts = link.gather(self.count)
+            known = [count for count in counts if count is not None]
+            if len(known) == len(counts):
+                self._most = max(known)
+            else:
+                _log.warning("Not all workers can stop together: some have made their last call.")
         except CollectiveTimeoutError as error:
             _log.warning("Not all workers can stop together, so none does: %s", error)
         except ReplicaxError:
@@ -167,8 +178,11 @@ class _ControlLink:
     def tell(self) -> None:
         self._worker.notices.tell(self._topic)
 
-    def gather(self, count: int) -> list[int]:
+    def gather(self, count: int) -> list[int | None]:
         return self._worker.gather(self._topic, count)
+
+    def finish(self) -> None:
+        self._worker.notices.bring_nothing(self._topic)
 
     def check(self) -> None:
         self._worker.check()
@@ -210,8 +224,12 @@ class _StoreLink:
     def tell(self) -> None:
         coordination_client().key_value_set(self._key(), "", allow_overwrite=True)
 
-    def gather(self, count: int) -> list[int]:
+    def gather(self, count: int) -> list[int | None]:
         return _STORE.gather(self._topic, count, Timeouts().collective)
+
+    def finish(self) -> None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # The service is gone.
+            _STORE.bring_nothing(self._topic)
 
     def check(self) -> None:
         """Nobody watches the workers."""

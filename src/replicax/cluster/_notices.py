@@ -8,6 +8,8 @@ from collections.abc import Callable
 from ._control import Control
 from ._frames import Message
 
+_FOR_GOOD_S = 1e9
+
 
 class Notices:
     """The notices that have come, and who listens.
@@ -25,6 +27,10 @@ class Notices:
     def tell(self, topic: str) -> None:
         """Lets all workers know, this one included."""
         self._control.send("notice", topic=topic)
+
+    def bring_nothing(self, topic: str) -> None:
+        """Has the meeting of that name take place without this worker, whenever that is."""
+        self._control.send("gather", name=topic, number=0, data=None, timeout=_FOR_GOOD_S)
 
     def listen(self, topic: str, call: Callable[[], None]) -> None:
         """Has `call` called, in another thread or here, when a notice comes or if one has come."""

@@ -132,6 +132,25 @@ def test_who_does_not_know_the_secret_is_refused(job):
     assert SECRET.decode() not in f"{found}"
 
 
+def test_a_job_that_may_be_smaller_starts_with_those_who_came(job, capfd):
+    source = "print(os.environ['WORLD_SIZE'])"
+    first, second, _ = job(source, nnodes=3, min_nodes=2, last_call=1.0)
+    with started(first, second) as ends:
+        codes = dict([ends.get(timeout=30), ends.get(timeout=30)])
+
+    assert codes == {0: 0, 1: 0}
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["[0] 2", "[1] 2"]
+    assert "node 1 takes part from the next start on" in err
+
+
+def test_too_few_for_a_job_that_may_be_smaller(job):
+    (first, *_) = job("pass", nnodes=3, min_nodes=2, last_call=0.1, timeouts=QUICK)
+
+    with pytest.raises(errors.StartupError, match=r"2 of 3 nodes did not come .* at least 2 are"):
+        launch(first)
+
+
 def test_a_node_rank_that_is_there_already_is_refused(job):
     timeouts = dataclasses.replace(QUICK, start=5)
     first, second = job("time.sleep(1)", nnodes=3, timeouts=timeouts)[:2]

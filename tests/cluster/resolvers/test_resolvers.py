@@ -458,3 +458,12 @@ def test_a_resolver_of_ones_own_needs_four_answers():
     own.check()
 
     assert (own.rank, own.world_size, own.local_rank, own.local_world_size) == (1, 2, None, None)
+
+
+def test_launchers_that_have_met_on_the_loopback_are_on_one_host():
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "80"}
+
+    with pytest.raises(errors.InvalidArgumentError, match="each host takes for itself"):
+        TorchrunResolver(variables).check()
+    TorchrunResolver(variables | {"REPLICAX_CONTROL": "127.0.0.1:81"}).check()

@@ -49,6 +49,8 @@ class Agent:
         """
         wire = self._wire = self._connect()
         wire.start()
+        if self._options.min_nodes is not None:  # It may have begun without this host.
+            say(f"node {self._options.node_rank} takes part from the next start on.")
         try:
             while self._lost is None:
                 event = next_event(self._events, POLL_S)

@@ -76,3 +76,7 @@ class TorchrunResolver(RankResolver):
         if self._environment.get(CONTROL) and TFConfigResolver.detect(self._environment):
             return TFConfigResolver(environment=self._environment).cluster_spec()
         return super().cluster_spec()
+
+    def _far_peers(self) -> list[list[object]]:
+        """None where `replicax run` started the workers: its launchers have met there already."""
+        return [] if self._environment.get(CONTROL) else super()._far_peers()
