@@ -121,7 +121,6 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "metrics",
-    "nnx",
     "precision",
     "register_optimizer",
     "register_primitive",

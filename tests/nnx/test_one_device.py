@@ -7,11 +7,10 @@ import functools
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import replicax as rx
 
-from .modules import TABLE, Dense, Line, Normalised, squares
+from .modules import TABLE, Dense, Line, Normalised, nnx, squares
 
 
 @functools.cache

@@ -6,11 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import replicax as rx
 
-from .modules import Line, Normalised, squares
+from .modules import Line, Normalised, nnx, squares
 
 X = np.arange(24.0, dtype=np.float32).reshape(4, 6) / 24
 
