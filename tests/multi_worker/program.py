@@ -696,6 +696,13 @@ def a_module_of_flax_trains_as_on_one_device(job: Job) -> Any:
         assert loss == pytest.approx(float(expected), abs=TOLERANCE)
         its_optimizer.update(alone, gradients)
     kernel = np.asarray(module.kernel[...])
+    module.bias[...] = jnp.full(1, float(job.rank))
+    (batch,) = job.strategy.distribute_dataset([x])
+    assert "on all workers" in raised(rx.errors.ContextError, lambda: step(batch))
+    with job.strategy.scope():
+        rx.nnx.adopt(module)
+    assert np.asarray(module.bias[...]).tolist() == [0.0]
+    step(batch)
     np.testing.assert_allclose(kernel, np.asarray(alone.kernel[...]), atol=1e-5)
     return numbers(kernel)
 

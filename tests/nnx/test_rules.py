@@ -98,6 +98,9 @@ def test_an_array_of_another_shape_is_refused_by_name(strategy):
 
     with pytest.raises(rx.errors.InvalidArgumentError, match=r"Line\.layer\.bias"):
         step()
+    with strategy.scope():
+        rx.nnx.adopt(module)
+    np.testing.assert_array_equal(step(), np.ones(3))
 
 
 def test_modules_work_in_an_rx_function_outside_of_replicas(strategy):

@@ -39,7 +39,8 @@ def adopt(*objects: Any) -> Any:
 
     Args:
         *objects: Modules, optimizers, metrics or random streams of Flax NNX. Calling it again
-            after a change of their structure adopts what is new.
+            after a change of their structure adopts what is new. Over several workers, calling it
+            again is also how all get what worker 0 wrote to a module between steps.
 
     Returns:
         The object, or a tuple of them if there are several.
