@@ -1,8 +1,8 @@
 """Loss, gradient and metric arithmetic; precision, clipping and accumulation.
 
-Groups B and J of the known pains, as far as they are about steps of JAX. Each test is named after
-its report and uses the report's numbers. B14, workers with different numbers of rows, is a check of
-two workers: `tests/multi_worker`. B7 is in `tests/metrics`, too, for metrics of every kind.
+Groups B, J and L of the known pains, as far as they are about steps of JAX. Each test is named
+after its report and uses the report's numbers. B14, workers with different numbers of rows, is a
+check of two workers (`tests/multi_worker`); B7 for metrics of every kind is in `tests/metrics`.
 """
 
 from __future__ import annotations
@@ -268,3 +268,13 @@ def test_j4_so_are_two_steps_of_optax_multi_steps(strategy):
         state, _ = step(state, halves(strategy, rows))
 
     assert float(state[0]) == pytest.approx(1.15)
+
+
+def test_l4_each_device_holds_its_rows():
+    strategy = rx.MirroredStrategy([f"cpu:{i}" for i in range(4)])
+
+    batch = halves(strategy, np.arange(16.0).reshape(8, 2))
+
+    shards = batch.stacked.addressable_shards
+    assert [shard.data.shape for shard in shards] == [(1, 2, 2)] * 4
+    assert len({shard.device for shard in shards}) == 4
