@@ -12,7 +12,14 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MUL
 END = "-- end of a block --\n"
 
 
-@pytest.mark.parametrize("name", ["input.md", "nnx.md", "precision.md"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "input.md",
+        pytest.param("nnx.md", marks=pytest.mark.slow),
+        pytest.param("precision.md", marks=pytest.mark.slow),
+    ],
+)
 def test_the_code_of_a_page_is_one_program_that_prints_what_is_shown(name, run_program, tmp_path):
     if name == "nnx.md":
         pytest.importorskip("flax", reason="Flax is not installed: pip install 'replicax[flax]'")

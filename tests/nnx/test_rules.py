@@ -14,6 +14,7 @@ from .modules import Line, Normalised, nnx, squares
 X = np.arange(24.0, dtype=np.float32).reshape(4, 6) / 24
 
 
+@pytest.mark.slow
 def test_statistics_of_batches_are_the_mean_over_the_replicas(strategy):
     with strategy.scope():
         module = rx.nnx.adopt(Normalised(nnx.Rngs(0)))
@@ -47,6 +48,7 @@ def test_metrics_that_do_not_add_up_are_refused(strategy):
         rx.nnx.adopt(nnx.MultiMetric(loss=nnx.metrics.Welford("loss")))
 
 
+@pytest.mark.slow
 def test_each_replica_draws_masks_of_its_own_and_runs_repeat(runner, strategy):
     def masks():
         with strategy.scope():
@@ -116,6 +118,7 @@ def test_modules_work_in_an_rx_function_outside_of_replicas(strategy):
     np.testing.assert_allclose(evaluate(X), module(X), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_loss_scaling_skips_modules_too(strategy):
     with strategy.scope():
         module = Line(nnx.Rngs(0))

@@ -115,6 +115,7 @@ def test_b7_an_accuracy_is_at_most_one(runner, strategy):
     assert float(accuracy.result()) == 1.0
 
 
+@pytest.mark.slow
 def test_b10_a_top_k_accuracy_on_four_devices(runner):
     strategy = rx.MirroredStrategy([f"cpu:{i}" for i in range(4)])
     scores = np.random.default_rng(0).normal(size=(10, 5)).astype(np.float32)
@@ -171,6 +172,7 @@ def test_b13_weights_of_rows_are_part_of_the_split(run, strategy):
     assert float(run(replica_step, *halves(strategy, (X, weights)))) == 12.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overflow_at", [None, 1])
 def test_j1_dynamic_loss_scaling_on_replicas(strategy, overflow_at):
     """In float16, compiled: the weights of one device, also where a step is skipped."""
