@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -10,6 +11,9 @@ import zlib
 
 import jax
 import pytest
+
+# What needs an extra has no doctests where it is missing.
+collect_ignore_glob = [] if importlib.util.find_spec("flax") else ["src/replicax/nnx/*"]
 
 LOGICAL_CPU_DEVICES = 8
 # What a program computes is under test here, not how fast it runs, and most of the time goes into

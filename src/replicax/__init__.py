@@ -135,7 +135,6 @@ __all__ = [
     "in_cross_replica_context",
     "keras",
     "metrics",
-    "nnx",
     "precision",
     "register_optimizer",
     "register_primitive",

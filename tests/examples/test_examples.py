@@ -24,6 +24,28 @@ def test_the_functional_program_learns(run_program):
     assert losses(done.stdout)[-1] < losses(done.stdout)[0] / 2
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_mlp_in_bfloat16_learns(run_program):
+    done = run_program(EXAMPLES / "digits_bfloat16.py")
+
+    assert done.returncode == 0, done.stderr
+    assert len(losses(done.stdout)) == 10
+    assert losses(done.stdout)[-1] < losses(done.stdout)[0] / 5
+    assert float(re.findall(r"accuracy (\S+)$", done.stdout, re.MULTILINE)[-1]) > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_model_of_characters_learns(run_program):
+    pytest.importorskip("flax", reason="Flax is not installed: pip install 'replicax[flax]'")
+    done = run_program(EXAMPLES / "text_nnx.py")
+
+    assert done.returncode == 0, done.stderr
+    assert losses(done.stdout)[-1] < losses(done.stdout)[0] - 1.0
+    assert "The statement is " in done.stdout
+
+
 def test_the_variables_program_gives_the_numbers_of_one_device(run_program, tmp_path):
     """The same training in numpy, in float64 and with its gradient written by hand."""
     program = tmp_path / "by_hand.py"

@@ -153,7 +153,7 @@ def one_device(training: Any, tmp_path: Path) -> tuple[Any, Any]:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[None]:
+def running(folder: Path, program: Path) -> Iterator[None]:
     """The job, which ends by itself."""
     run: list[Any] = [
         sys.executable,

@@ -29,6 +29,8 @@ def checks() -> list[str]:
 @pytest.mark.parametrize("name", checks())
 def test_on_both_workers(job, name):
     found = job.results(name)
+    if all("skipped" in one for one in found):
+        pytest.skip(found[0]["skipped"])
     for rank, one in enumerate(found):
         assert "error" not in one, f"worker {rank}:\n{one['error']}"
         assert "result" in one, f"worker {rank} did not come to it:\n{job.output()}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import optax
-from flax import nnx
+import pytest
+
+nnx = pytest.importorskip("flax.nnx", reason="Flax is not installed: pip install 'replicax[flax]'")
 
 
 class Dense(nnx.Module):

@@ -7,11 +7,10 @@ import functools
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import replicax as rx
 
-from .modules import TABLE, Dense, Line, Normalised, squares
+from .modules import TABLE, Dense, Line, Normalised, nnx, squares
 
 
 @functools.cache
@@ -100,6 +99,7 @@ def test_both_runners(runner, strategy):
     check_equal(module, reference)
 
 
+@pytest.mark.slow
 def test_synchronised_batch_norm_is_that_of_one_device(strategy):
     sync = functools.partial(Normalised, axis_name="replica")
     module, optimizer = made(sync, sgd)
@@ -113,6 +113,7 @@ def test_synchronised_batch_norm_is_that_of_one_device(strategy):
     check_equal(module, reference, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_are_those_of_one_device(strategy):
     module, optimizer = made(Dense, sgd)
     reference, its_optimizer = made(Dense, sgd)
@@ -139,6 +140,7 @@ def test_accumulated_gradients_are_those_of_one_device(strategy):
     check_equal(module, reference)
 
 
+@pytest.mark.slow
 def test_a_module_with_wrong_gradients_is_refused_by_name(strategy):
     with strategy.scope():
         module, optimizer = rx.nnx.adopt(*made(Dense, sgd))

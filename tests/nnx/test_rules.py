@@ -6,15 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import replicax as rx
 
-from .modules import Line, Normalised, squares
+from .modules import Line, Normalised, nnx, squares
 
 X = np.arange(24.0, dtype=np.float32).reshape(4, 6) / 24
 
 
+@pytest.mark.slow
 def test_statistics_of_batches_are_the_mean_over_the_replicas(strategy):
     with strategy.scope():
         module = rx.nnx.adopt(Normalised(nnx.Rngs(0)))
@@ -48,6 +48,7 @@ def test_metrics_that_do_not_add_up_are_refused(strategy):
         rx.nnx.adopt(nnx.MultiMetric(loss=nnx.metrics.Welford("loss")))
 
 
+@pytest.mark.slow
 def test_each_replica_draws_masks_of_its_own_and_runs_repeat(runner, strategy):
     def masks():
         with strategy.scope():
@@ -99,6 +100,9 @@ def test_an_array_of_another_shape_is_refused_by_name(strategy):
 
     with pytest.raises(rx.errors.InvalidArgumentError, match=r"Line\.layer\.bias"):
         step()
+    with strategy.scope():
+        rx.nnx.adopt(module)
+    np.testing.assert_array_equal(step(), np.ones(3))
 
 
 def test_modules_work_in_an_rx_function_outside_of_replicas(strategy):
@@ -114,6 +118,7 @@ def test_modules_work_in_an_rx_function_outside_of_replicas(strategy):
     np.testing.assert_allclose(evaluate(X), module(X), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_loss_scaling_skips_modules_too(strategy):
     with strategy.scope():
         module = Line(nnx.Rngs(0))

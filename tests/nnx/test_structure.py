@@ -9,12 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import replicax as rx
-from replicax.nnx import _compat
 
-from .modules import Line, Normalised
+from .modules import Line, Normalised, nnx
 
 X = np.arange(24.0, dtype=np.float32).reshape(4, 6) / 24
 
@@ -160,6 +158,8 @@ def test_what_is_adopted_ends_with_its_module(strategy):
 
 
 def test_the_private_names_of_flax_are_there():
+    from replicax.nnx import _compat
+
     module = Line(nnx.Rngs(0))
     part = module.layer.bias
 
@@ -175,6 +175,7 @@ def test_the_private_names_of_flax_are_there():
 
 
 def test_without_flax_the_way_to_install_it_is_named(monkeypatch):
+    importlib.import_module("replicax.nnx")
     monkeypatch.setitem(sys.modules, "flax.nnx", None)
     monkeypatch.delitem(sys.modules, "replicax.nnx._compat")
 

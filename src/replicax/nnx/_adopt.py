@@ -39,7 +39,8 @@ def adopt(*objects: Any) -> Any:
 
     Args:
         *objects: Modules, optimizers, metrics or random streams of Flax NNX. Calling it again
-            after a change of their structure adopts what is new.
+            after a change of their structure adopts what is new. Over several workers, calling it
+            again is also how all get what worker 0 wrote to a module between steps.
 
     Returns:
         The object, or a tuple of them if there are several.
@@ -51,9 +52,17 @@ def adopt(*objects: Any) -> Any:
             `nnx.metrics.Welford` do not.
 
     Examples:
-        >>> from flax import nnx  # doctest: +SKIP
-        >>> with strategy.scope():  # doctest: +SKIP
-        ...     model = rx.nnx.adopt(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        >>> from flax import nnx
+        >>> import jax.numpy as jnp
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     counter = rx.nnx.adopt(nnx.metrics.Average("n"))
+        >>> def replica_fn(n):
+        ...     counter.update(n=n)
+        >>> strategy.run(replica_fn, args=(rx.PerReplica([1.0, 4.0]),))
+        >>> print(counter.compute())
+        2.5
     """
     frame = current_frame()
     if frame is None or frame.strategy is None or frame.access is not None:

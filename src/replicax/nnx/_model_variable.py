@@ -7,10 +7,12 @@ import weakref
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 
 from replicax import errors
 from replicax.nnx._compat import nnx, set_value, value_of
 from replicax.values import MirroredVariable, VariableAggregation
+from replicax.values._workers import common_start
 
 
 class Rule(enum.Enum):
@@ -105,9 +107,24 @@ class ModelVariable(MirroredVariable):
             return array  # bound to a level of tracing
         if not self.has_form(array):
             raise changed_shape(self.name, self._last, array)
+        if self._spans_processes:
+            raise _written_on_one_worker(self.name)
         placed: jax.Array = self.strategy.replica_mesh.place_mirrored(array)
         self._from_program(placed)
         return placed
+
+    def take_up(self) -> None:
+        """Place what the user wrote; over several workers, the value of worker 0, on all of them.
+
+        Collective: over several workers.
+        """
+        array = self.part._raw_value
+        if self._spans_processes:
+            array = jnp.asarray(array)
+            own = array if array.is_fully_addressable else self._own(array)
+            self._from_program(self._state_from(common_start(self, own)))
+        elif array is not self._last:
+            self._taken(array)
 
     def has_form(self, array: Any) -> bool:
         """Whether an array has the shape and dtype that steps know."""
@@ -116,6 +133,17 @@ class ModelVariable(MirroredVariable):
 
     def _note_state(self, state: Any) -> None:
         set_value(self.part, state)
+
+
+def _written_on_one_worker(name: str) -> errors.ContextError:
+    return errors.ContextError(
+        errors.describe(
+            f"`{name}` was written between steps, under a strategy of several workers.",
+            why="Nothing says whether the other workers wrote the same, and a step does not ask.",
+            fix="Call `rx.nnx.adopt(module)` again on all workers after writing: it takes the "
+            "values of worker 0.",
+        )
+    )
 
 
 def changed_shape(name: str, old: Any, new: Any) -> errors.InvalidArgumentError:

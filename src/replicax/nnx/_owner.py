@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from replicax import errors
-from replicax.nnx._compat import nnx
+from replicax.nnx._compat import nnx, value_of
 from replicax.nnx._model_variable import BY_PART, ModelVariable
 
 
@@ -33,14 +33,19 @@ class Owner:
     def __init__(self, value: Any) -> None:
         self._value = weakref.ref(value)
         self.variables: list[ModelVariable] = []
+        self._adoptions = 0
 
     def adopt(self) -> None:
         """Make variables of the parts that are none yet."""
-        value = self._value()
-        for name, part in parts_of(value):
+        self._adoptions += 1
+        for name, part in parts_of(self._value()):
             variable = BY_PART.get(id(part))
-            if variable is None:
-                self.variables.append(ModelVariable(part, name, self))
+            if variable is not None and variable.has_form(value_of(part)):
+                variable.take_up()
+                continue
+            if variable in self.variables:
+                self.variables.remove(variable)
+            self.variables.append(ModelVariable(part, name, self))
 
     def nodes(self) -> list[Any]:
         """The object itself, and the modules in it."""
@@ -55,20 +60,22 @@ class Owner:
         Attributes are compared by identity. Only where one was replaced, the whole structure is
         looked at.
         """
-        snapshot = self._snapshot()
+        snapshot, adoptions = self._snapshot(), self._adoptions
         structure, parts = self._structure()
 
         def holds() -> bool:
+            nonlocal adoptions
             for attributes, values in snapshot:
                 if len(attributes) != len(values):
                     break
                 if not all(map(operator.is_, attributes.values(), values)):
                     break
             else:
-                return True
+                if self._adoptions == adoptions:
+                    return True
             if self._structure() != (structure, parts):
                 return False
-            snapshot[:] = self._snapshot()
+            snapshot[:], adoptions = self._snapshot(), self._adoptions
             return True
 
         return holds
@@ -89,7 +96,7 @@ class Owner:
         for name, part in parts_of(value):
             if id(part) not in BY_PART:
                 raise not_adopted(name, part)
-            parts.append(id(part))
+            parts.append(id(BY_PART[id(part)]))
         return nnx.graphdef(value), tuple(parts)
 
 

@@ -34,7 +34,7 @@ def register_optimizer(predicate: Callable[[Any], bool], apply: Callable[..., An
         >>> def apply(optimizer, gradients, variables):
         ...     for gradient, variable in zip(gradients, variables):
         ...         variable.assign_sub(optimizer.rate * gradient)
-        >>> rx.register_optimizer(lambda x: isinstance(x, Descent), apply)
+        >>> rx.register_optimizer(lambda x: hasattr(x, "rate"), apply)
         >>> w = rx.Variable(3.0)
         >>> rx.apply_gradients(Descent(), [2.0], [w])
         >>> float(w)
