@@ -14,7 +14,10 @@ from collections.abc import Iterator
 from typing import Any
 
 VARIANT_BITS = 32
-"""The low bits of an entry tell runs of one program apart: by shapes, and by plain numbers."""
+"""The low bits of an entry tell runs of one program apart."""
+
+NUMBER_BITS = 16
+"""The lowest of them by plain numbers, the others by shapes."""
 
 _PRIME = (1 << 61) - 1
 _FACTOR = 0x1F3A5B7C9D2E4F61 % _PRIME
@@ -57,11 +60,14 @@ class Order:
         entering: The program that is being started, or 0. A small one runs while it is started,
             and may wait there for the other workers.
         is_watched: Whether a master wants to be told.
+        started: The program that all workers have last agreed to start, without the bits of
+            numbers.
     """
 
     def __init__(self) -> None:
         self.ran: list[int] = []
         self.is_watched = False
+        self.started = 0
         self.entering = 0
         self._lock = threading.Lock()
         self._count = 0
@@ -112,6 +118,10 @@ class Order:
         with self._lock:
             self._pack()
             return [self._count, self._hash]
+
+    def name_of(self, entry: int) -> str:
+        """What the entries of a program are."""
+        return self._names.get(entry >> VARIANT_BITS, ("?", "-"))[0]
 
     def last(self) -> Described:
         """What the last entry was."""

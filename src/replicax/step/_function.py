@@ -125,8 +125,8 @@ class Function:
             # JAX takes to find out.
             try:
                 return latest.run(args, kwargs)
-            except _OTHER_ARGUMENTS:
-                if latest.failed_while_tracing:
+            except _OTHER_ARGUMENTS as error:
+                if latest.failed_while_tracing or isinstance(error, errors.CollectiveMismatchError):
                     latest.failed_while_tracing = False
                     raise
             except OtherBatches:
