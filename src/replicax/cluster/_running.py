@@ -17,8 +17,9 @@ _SHAPES = (1 << (VARIANT_BITS - NUMBER_BITS)) - 1
 def running(program: Callable[..., Any], entry: Callable[..., int] | int) -> Callable[..., Any]:
     """Returns a function that runs a program under the guard, and enters it in the order.
 
-    Another program than the last one, or other shapes, is started after the workers have met:
-    an engine that gets arrays of different shapes from the workers may abort the process.
+    Another program than the last one, or other shapes, is started after the workers have met,
+    unless that change comes often: an engine that gets arrays of different shapes from the
+    workers may abort the process.
 
     What it does beside the program is written out, because each Python call costs as much as all
     of it, and it is done in each step.
@@ -38,7 +39,7 @@ def running(program: Callable[..., Any], entry: Callable[..., int] | int) -> Cal
     def run(*args: Any) -> Any:
         number: Any = entry if is_fixed else entry(*args)  # type: ignore[operator] # else it calls
         if number >> NUMBER_BITS != order.started:
-            _meet(number)
+            _change(number)
         if thread() != main:
             with worker.guard():
                 order.entering = number
@@ -67,6 +68,13 @@ def running(program: Callable[..., Any], entry: Callable[..., int] | int) -> Cal
     return run
 
 
+def _change(entry: int) -> None:
+    """Starts another program than the last one, as all workers do."""
+    if ORDER.is_rare(entry >> NUMBER_BITS):
+        _meet(entry)
+    ORDER.change(entry >> NUMBER_BITS)
+
+
 def _meet(entry: int) -> None:
     """Meets the other workers, who must be about to start the same program."""
     program, shapes = entry >> VARIANT_BITS, entry >> NUMBER_BITS & _SHAPES
@@ -77,7 +85,6 @@ def _meet(entry: int) -> None:
         "order. Nothing was run.",
         fix="Run the same steps on every worker; rows of its own belong in a distributed batch.",
     )
-    ORDER.started = entry >> NUMBER_BITS
 
 
 def _unwatched(program: Callable[..., Any], entry: Callable[..., int] | int) -> Callable[..., Any]:
