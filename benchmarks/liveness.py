@@ -11,6 +11,7 @@ machine disturbs least; the time on the clock is shown too. The beacons are sent
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from typing import Any
@@ -31,10 +32,11 @@ BURSTS = 8
 BEACONS = 2000
 
 BARE, WATCHED, FUNCTION = "the program bare", "with guard and order", "the rx.function"
+TWO = "two rx.functions in turns"
 
 
 def contenders() -> dict[str, Step]:
-    """The same program in three ways; each keeps an array of its own."""
+    """The same program in four ways; each keeps an array of its own."""
     strategy = rx.MultiWorkerMirroredStrategy()
 
     @rx.function(donate="x")
@@ -44,12 +46,23 @@ def contenders() -> dict[str, Step]:
 
         return strategy.run(replica_step, args=(x,))
 
-    starts = [step(step(jnp.ones(SIZE))) for _ in range(3)]
+    @rx.function(donate="x")
+    def other(x: jax.Array) -> Any:  # Programs are equal where their names are, too.
+        return step.fn(x)
+
+    starts = [step(other(step(jnp.ones(SIZE)))) for _ in range(4)]
     program: Any = step._latest
+    turns = itertools.cycle((step, other))
+
+    def another(x: jax.Array) -> Any:
+        run = next(turns)
+        return run(x)
+
     return {
         BARE: _chain(lambda x: program._jitted(x)[1], starts[0]),
         WATCHED: _chain(lambda x: program._call(x)[1], starts[1]),
         FUNCTION: _chain(step, starts[2]),
+        TWO: _chain(another, starts[3]),
     }
 
 
@@ -81,10 +94,11 @@ def measure(rounds: int) -> dict[str, Any]:
 
 
 def compared(seconds: dict[str, list[float]], *, max_more: float | None = None) -> list[Comparison]:
-    """Both ways beside the bare program."""
+    """The ways beside the bare program, and what it costs to meet where the program changes."""
     return [
         compare(seconds, WATCHED, BARE, "us", max_more=max_more),
         compare(seconds, FUNCTION, BARE, "us"),
+        compare(seconds, TWO, FUNCTION, "us"),
     ]
 
 

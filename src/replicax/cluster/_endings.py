@@ -18,6 +18,8 @@ from typing import Any, NoReturn, Protocol
 
 import jax
 
+from replicax.errors import ReplicaxError
+
 from . import _compat
 from ._waiting import have_returned
 
@@ -101,8 +103,11 @@ class Endings:
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         if self._is_installed:
-            explained = self._worker.explain(error)
-            self._worker.fail(explained)
+            try:
+                explained = self._worker.explain(error)
+                self._worker.fail(explained)
+            except ReplicaxError as failure:  # It is raised wherever the main thread is.
+                explained = failure
             if explained is not error:
                 kind, error, trace = type(explained), explained, explained.__traceback__
         self._previous_hook(kind, error, trace)

@@ -65,7 +65,11 @@ def meet(name: str, data: Any, doing: str, site: str, *, timeout: float | None =
         return [json.loads(json.dumps(data))]
     ORDER.meet(name, doing, site)
     if worker is not None:
-        return worker.gather(name, data, timeout=timeout)
+        try:
+            return worker.gather(name, data, timeout=timeout)
+        except CollectiveTimeoutError:
+            worker.compare_orders()  # Somebody has left, or is elsewhere, which says more.
+            raise
     return _STORE.gather(name, data, Timeouts().collective if timeout is None else timeout)
 
 

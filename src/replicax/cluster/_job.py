@@ -139,7 +139,8 @@ class Job:
         self._note_step(member, message)
 
     def _order(self, rank: int, message: Message) -> None:
-        self._went_apart(self._orders.heard(rank, message, self._clock()))
+        if self.first_failure is None:
+            self._went_apart(self._orders.heard(rank, message, self._clock()))
 
     def _went_apart(self, difference: Difference | None) -> None:
         if difference is not None:

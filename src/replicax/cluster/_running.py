@@ -6,14 +6,20 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ._order import ORDER
+from ._agreement import agree
+from ._order import NUMBER_BITS, ORDER, VARIANT_BITS
 from ._runtime import runtime
 
 _MOST_UNPACKED = 4096
+_SHAPES = (1 << (VARIANT_BITS - NUMBER_BITS)) - 1
 
 
 def running(program: Callable[..., Any], entry: Callable[..., int] | int) -> Callable[..., Any]:
     """Returns a function that runs a program under the guard, and enters it in the order.
+
+    Another program than the last one, or other shapes, is started after the workers have met,
+    unless that change comes often: an engine that gets arrays of different shapes from the
+    workers may abort the process.
 
     What it does beside the program is written out, because each Python call costs as much as all
     of it, and it is done in each step.
@@ -32,6 +38,8 @@ def running(program: Callable[..., Any], entry: Callable[..., int] | int) -> Cal
 
     def run(*args: Any) -> Any:
         number: Any = entry if is_fixed else entry(*args)  # type: ignore[operator] # else it calls
+        if number >> NUMBER_BITS != order.started:
+            _change(number)
         if thread() != main:
             with worker.guard():
                 order.entering = number
@@ -58,6 +66,25 @@ def running(program: Callable[..., Any], entry: Callable[..., int] | int) -> Cal
         return result
 
     return run
+
+
+def _change(entry: int) -> None:
+    """Starts another program than the last one, as all workers do."""
+    if ORDER.is_rare(entry >> NUMBER_BITS):
+        _meet(entry)
+    ORDER.change(entry >> NUMBER_BITS)
+
+
+def _meet(entry: int) -> None:
+    """Meets the other workers, who must be about to start the same program."""
+    program, shapes = entry >> VARIANT_BITS, entry >> NUMBER_BITS & _SHAPES
+    agree(
+        f"starting {ORDER.name_of(entry)}",
+        {"program": f"{program:x}", "shapes": f"{shapes:x}"},
+        why="All workers must run the same programs, with arrays of the same shapes, in the same "
+        "order. Nothing was run.",
+        fix="Run the same steps on every worker; rows of its own belong in a distributed batch.",
+    )
 
 
 def _unwatched(program: Callable[..., Any], entry: Callable[..., int] | int) -> Callable[..., Any]:

@@ -132,8 +132,9 @@ class Function:
             # JAX takes to find out.
             try:
                 return latest.step(args, kwargs)
-            except _OTHER_ARGUMENTS:
-                if latest.failed_in_users_code:
+            except _OTHER_ARGUMENTS as error:
+                is_final = isinstance(error, errors.CollectiveMismatchError)
+                if is_final or latest.failed_in_users_code:
                     latest.failed_in_users_code = False
                     raise
             except OtherBatches:

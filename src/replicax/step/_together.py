@@ -34,6 +34,7 @@ def starting(
         of_parts: Makes a function of `(args, kwargs)` one of what `jitted` is given.
     """
     entry = next(iter(compared.values()))
+    ORDER.started = 0  # There is another trace, and other shapes to tell apart.
     ORDER.name(entry, f"`{name}`", f"{site_here()} (first call)")
     signatures = [signature for _, signature in compared]
     by_call = entry_by_call(entry, signatures, args, kwargs)

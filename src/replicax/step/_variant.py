@@ -8,11 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.cluster import VARIANT_BITS
+from replicax.cluster import NUMBER_BITS
 from replicax.step._first_leaves import Way, way_of
 
 _NUMBERS = (bool, int, float, np.generic)
-_MASK = (1 << VARIANT_BITS) - 1
+_WORD = (1 << 64) - 1
+_FACTOR = 0x9E3779B97F4A7C15
 _MOST_LEAVES = 4
 
 
@@ -47,10 +48,8 @@ def entry_by_call(
             value = _found(way, (args, kwargs))
             # An array that came in the place of a number is not looked at; NaN has no hash.
             values.append(value if isinstance(value, _NUMBERS) and value == value else None)  # noqa: PLR0124
-        for way in to_arrays:
-            value = _found(way, (args, kwargs))
-            values.append(getattr(value, "shape", None))
-        return entry | (_hash(values) & _MASK)
+        shapes = [getattr(_found(way, (args, kwargs)), "shape", None) for way in to_arrays]
+        return entry | _bits(shapes) << NUMBER_BITS | _bits(values)
 
     return by_call
 
@@ -61,6 +60,7 @@ def _found(way: Way, tree: Any) -> Any:
     return tree
 
 
-def _hash(values: Sequence[Any]) -> int:
-    """A hash that is the same in all processes, which that of None is not in old Pythons."""
-    return hash(tuple(-1 if value is None else value for value in values))
+def _bits(values: Sequence[Any]) -> int:
+    """A hash of `NUMBER_BITS` bits that is the same in all processes."""
+    found = hash(tuple(-1 if value is None else value for value in values)) & _WORD
+    return ((found ^ found >> 32) * _FACTOR & _WORD) >> (64 - NUMBER_BITS)
