@@ -53,7 +53,15 @@ class Step:
         if takes_turns:
             TURNS.output = _first_array(state)
             TURNS.in_a_row += 1
+        if self._mesh.spans_processes and len(state) == 2:  # noqa: PLR2004 - that of predict
+            result = jax.tree.map(self._whole, result)
         return result, state
+
+    def _whole(self, rows: Any) -> Any:
+        """Predictions of all rows, which every process gets. Collective."""
+        if rows.is_fully_replicated:
+            return rows.addressable_data(0)
+        return self._mesh.all_rows(rows)
 
     def _guarded(self) -> contextlib.AbstractContextManager[Any]:
         return guard() if self._mesh.spans_processes else contextlib.nullcontext()
