@@ -71,7 +71,9 @@ def apart() -> Callable[..., float]:
         if hasattr(one, "layers"):
             first, second = state(one), state(other)
             assert len(first) == len(second)
-            return max(difference(a, b) for a, b in zip(first.values(), second.values(), strict=True))
+            return max(
+                difference(a, b) for a, b in zip(first.values(), second.values(), strict=True)
+            )
         if hasattr(one, "history"):
             return difference(one.history, other.history)
         if isinstance(one, dict):

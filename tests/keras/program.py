@@ -142,14 +142,17 @@ def main() -> None:
     folder = Path(sys.argv[1])
     strategy = rx.MultiWorkerMirroredStrategy()
     results = {}
+    rank = int(not strategy.is_chief)
     for check in CHECKS:
         try:
             results[check.__name__] = check(strategy, folder)
-        except Exception:  # noqa: BLE001 - told to the test
+        except Exception:  # told to the test
             results[check.__name__] = traceback.format_exc()
-            break
-    rank = int(not strategy.is_chief)
-    (folder / f"worker{rank}.json").write_text(json.dumps(results))
+            raise
+        finally:
+            part = folder / f"worker{rank}.part"
+            part.write_text(json.dumps(results))
+            part.rename(folder / f"worker{rank}.json")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ def rich_model(**options):
             keras.layers.Dense(1, activation="sigmoid"),
         ]
     )
-    model.compile("adam", "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(5)], **options)
+    model.compile(
+        "adam", "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(5)], **options
+    )
     return model
 
 
@@ -166,7 +168,9 @@ def test_forms_of_data(strategy, data, make_model, trained, apart, form):
 
 
 @pytest.mark.parametrize("once", [False, True], ids=["list", "generator"])
-def test_the_batch_that_keras_looks_at_is_trained_with(strategy, data, make_model, trained, apart, once):
+def test_the_batch_that_keras_looks_at_is_trained_with(
+    strategy, data, make_model, trained, apart, once
+):
     with strategy.scope():
         model = make_model()  # its metrics are not built, so Keras looks at a batch
         batches = [Batches(data)[i] for i in range(3)]
@@ -276,7 +280,9 @@ def test_fewer_rows_than_replicas(strategy, data, make_model, apart, rows):
     with strategy.scope():
         model = make_model()
 
-    assert apart(rx.keras.fit(model, data.x[:rows], data.y[:rows], **OPTIONS), expected) <= TOLERANCE
+    assert (
+        apart(rx.keras.fit(model, data.x[:rows], data.y[:rows], **OPTIONS), expected) <= TOLERANCE
+    )
     assert rx.keras.predict(model, data.x[:rows], verbose=0).shape == (rows, 2)
 
 
@@ -320,7 +326,9 @@ def test_models_that_train_on_replicas_by_themselves(strategy, data, make_model,
         functional = rx.keras.Model(inputs, model(inputs))
 
     assert apart(model.fit(data.x, data.y, **options), expected) <= TOLERANCE
-    assert apart(model.evaluate(data.x, data.y, 4, 0), one.evaluate(data.x, data.y, 4, 0)) <= TOLERANCE
+    assert (
+        apart(model.evaluate(data.x, data.y, 4, 0), one.evaluate(data.x, data.y, 4, 0)) <= TOLERANCE
+    )
     predicted = functional.predict(data.x, 4, 0)
     assert apart(predicted, one.predict(data.x, 4, 0)) <= TOLERANCE
     assert isinstance(functional, rx.keras.Distributed)

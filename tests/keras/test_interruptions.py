@@ -21,7 +21,7 @@ class InterruptsAtBatch(keras.callbacks.Callback):
         super().__init__()
         self.batch = batch
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(self, batch, logs=None):  # noqa: ARG002 - what Keras calls
         if batch == self.batch:
             interrupt()
 
@@ -84,7 +84,7 @@ def test_after_an_error_in_the_data(strategy, data, make_model):
 
 def test_after_an_error_in_the_first_step(strategy, data, make_model):
     class Fails(keras.Sequential):
-        def train_step(self, state, data):
+        def train_step(self, state, data):  # noqa: ARG002 - what Keras calls
             raise ZeroDivisionError
 
     with strategy.scope():

@@ -32,7 +32,7 @@ def test_adopted_models_train_as_if_made_in_the_scope(strategy, data, make_model
     model.fit(data.x, data.y, batch_size=4, shuffle=False, verbose=0)
     with strategy.scope():
         assert rx.keras.adopt(model) is model
-    for each in (lambda **options: one.fit(**options), lambda **o: rx.keras.fit(model, **o)):
+    for each in (one.fit, lambda **o: rx.keras.fit(model, **o)):
         each(x=data.x, y=data.y, batch_size=4, shuffle=False, verbose=0)
 
     assert apart(model, one) <= 1e-6

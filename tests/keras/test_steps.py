@@ -198,15 +198,14 @@ def test_arrays_that_nobody_holds_are_not_copied(strategy, weight, monkeypatch):
 def test_metrics_count_each_row_once(strategy, runner, data):
     with strategy.scope():
         mean = keras.metrics.Mean()
-        seen = []
 
     def replica_step(x):
         mean.update_state(x, sample_weight=rx.get_replica_context().example_mask)
         return mean.result()  # of this replica's own rows
 
     step = runner(lambda x: strategy.run(replica_step, args=(x,)))
-    for batch in strategy.distribute_dataset([data.weights[:7], data.weights[:3]]):
-        seen.append(step(batch))
+    dataset = strategy.distribute_dataset([data.weights[:7], data.weights[:3]])
+    seen = [step(batch) for batch in dataset]
 
     expected = np.concatenate([data.weights[:7], data.weights[:3]]).mean()
     assert abs(float(mean.result()) - expected) <= TOLERANCE
@@ -300,12 +299,13 @@ def test_nothing_is_applied_where_a_condition_is_false(strategy, weight):
 def test_variables_that_are_gone_leave_nothing_behind(strategy):
     from replicax.keras import _lifted
 
-    with strategy.scope():
-        w = keras.Variable(1.0)
-    strategy.run(lambda: w.value)
-    key = id(w)
-    lifted = weakref.ref(_lifted._LIFTED[key][1])
-    del w
+    def used():
+        with strategy.scope():
+            w = keras.Variable(1.0)
+        strategy.run(lambda: w.value)
+        return weakref.ref(_lifted._LIFTED[id(w)][1])
+
+    lifted = used()
     gc.collect()
     assert lifted() is None
 

@@ -1,4 +1,4 @@
-"""Keras on the replicas of a strategy: `fit` in the global view, Keras objects in replica functions.
+"""Keras on the replicas of a strategy: `fit` in the global view, Keras objects in steps.
 
 Floor 8 of the design; nothing below knows it. It needs Keras 3 with its JAX backend.
 """
@@ -50,4 +50,13 @@ _register_frame_hook(_hook)
 _register_foreign(lambda thing: isinstance(thing, _keras.Variable), _lift)
 _input.register_dataset_class(_KerasDataset)
 
-__all__ = ["Distributed", "Model", "Sequential", "adopt", "apply_gradients", "evaluate", "fit", "predict"]
+__all__ = [
+    "Distributed",
+    "Model",
+    "Sequential",
+    "adopt",
+    "apply_gradients",
+    "evaluate",
+    "fit",
+    "predict",
+]

@@ -84,7 +84,10 @@ class Meets(keras.callbacks.Callback):  # type: ignore[misc]
         del logs
         agree(
             "the start of fit",
-            {f"backup in {name}": sorted(p.name for p in Path(name).glob("*")) for name in self._files},
+            {
+                f"backup in {name}": sorted(p.name for p in Path(name).glob("*"))
+                for name in self._files
+            },
             why="All workers go on from one backup.",
             fix="Use a folder that all workers see.",
         )

@@ -50,8 +50,8 @@ def not_on_replicas(variables: Iterable[Any], who: str) -> errors.MixedStrategie
     first, more = listed[0].path, len(listed) - 1
     return errors.MixedStrategiesError(
         errors.describe(
-            f"{who} uses variable `{first}`{f' and {more} more' if more else ''}, which was created "
-            "outside of the strategy's scope.",
+            f"{who} uses variable `{first}`{f' and {more} more' if more else ''}, which was "
+            "created outside of the strategy's scope.",
             table=errors.Table(("variable", "lies on"), rows),
             why="It has one copy, and the replicas would have none of their own.",
             fix="Create the model, its optimizer and its metrics (so also `compile`) under `with "

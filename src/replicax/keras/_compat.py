@@ -113,7 +113,7 @@ def sublayers(model: Any) -> Iterable[Any]:
 
 
 def set_state_of_fit(model: Any, state: dict[str, Any]) -> None:
-    """Tell a model's `fit` where the new arrays of its variables are; Keras does it after a step."""
+    """Tell a model's `fit` where the new arrays are; Keras does it after a step."""
     model._jax_state = state
 
 

@@ -22,7 +22,6 @@ from replicax.step import surrounding_trace
 from replicax.values import (
     Frame,
     MirroredVariable,
-    Variable,
     VariableAggregation,
     VariableSynchronization,
     current_frame,
@@ -179,5 +178,3 @@ def _taken_out(name: str) -> errors.FailedPreconditionError:
             fix="Run the step before or after `fit`, not in one of its callbacks.",
         )
     )
-
-

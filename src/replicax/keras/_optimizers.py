@@ -70,5 +70,3 @@ def apply_gradients(
     ):
         if new is not old:
             variable.assign(new if apply_if is None else jnp.where(apply_if, new, old))
-
-

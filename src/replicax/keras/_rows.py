@@ -84,7 +84,9 @@ def placed_batch(batch: Any, mesh: ReplicaMesh) -> Any:
     """
     import keras  # noqa: PLC0415 - `keras.tree` knows what a leaf is to Keras
 
-    return keras.tree.map_structure(lambda leaf: None if leaf is None else _placed(leaf, mesh), batch)
+    return keras.tree.map_structure(
+        lambda leaf: None if leaf is None else _placed(leaf, mesh), batch
+    )
 
 
 def _placed(leaf: Any, mesh: ReplicaMesh) -> Any:

@@ -171,5 +171,3 @@ def _not_in_scope(lifted: LiftedVariable, strategy: Any) -> errors.MixedStrategi
             "or bring over what exists: `with strategy.scope(): rx.keras.adopt(model)`.",
         )
     )
-
-

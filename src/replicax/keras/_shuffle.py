@@ -24,5 +24,3 @@ def shuffle_alike(strategy: Any, *, shuffle: bool) -> None:
     if any(record["random state"] != digest for record in told):
         first = gather("random state", state)[0]
         np.random.set_state((first[0], np.array(first[1], np.uint32), *first[2:]))  # noqa: NPY002
-
-

@@ -37,9 +37,7 @@ class Step:
         """Take the batches first, which may take long, then run the step to its end."""
         count = max(1, int(self._model.steps_per_execution))
         try:
-            batches = list(itertools.islice(iterator, count))
-            if not batches:
-                raise StopIteration
+            batches = [next(iterator), *itertools.islice(iterator, count - 1)]
             takes_turns = self._mesh.is_cpu_simulation
             if takes_turns and (TURNS.in_a_row >= IN_FLIGHT or not _follows(state)):
                 TURNS.settle()
