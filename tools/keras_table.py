@@ -2,7 +2,8 @@
 
 Each configuration is trained by Keras alone, then by `rx.keras.fit` from the same weights on the
 same rows. The cells are the largest difference of all losses, metrics, weights, statistics,
-optimizer states and predictions. `--check` changes nothing and exits with 1 if one is above the tolerance.
+optimizer states and predictions. `--check` changes nothing and exits with 1 if one is above the
+tolerance.
 """
 
 from __future__ import annotations
