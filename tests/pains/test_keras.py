@@ -1,4 +1,4 @@
-"""Keras on JAX: loss arithmetic, clipping, accumulation and integration. Named after the reports."""
+"""Keras on JAX: arithmetic of losses, clipping, accumulation; named after the reports."""
 
 from __future__ import annotations
 

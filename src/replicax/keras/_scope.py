@@ -65,11 +65,12 @@ class StepScope(keras.StatelessScope):  # type: ignore[misc] # Keras has no type
         self._check(lifted)
         access: Any = self._frame.access
         value = access.read(lifted)
-        if self._frame.replica is None or lifted.rule not in (Rule.SHARES, Rule.SEED):
+        replica: Any = self._frame.replica
+        if replica is None or lifted.rule not in (Rule.SHARES, Rule.SEED):
             return value
         if _is_written(lifted, access):
             return value
-        return _start_of_replica(lifted.rule, value, self._frame.replica.replica_id_in_sync_group)
+        return _start_of_replica(lifted.rule, value, replica.replica_id_in_sync_group)
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         """Write a variable in the context."""
