@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import tempfile
 
 import jax
 import pytest
+
+# Doctests of what joins a library that is not installed.
+collect_ignore_glob = [] if importlib.util.find_spec("keras") else ["src/replicax/keras/*"]
 
 LOGICAL_CPU_DEVICES = 8
 # What a program computes is under test here, not how fast it runs, and most of the time goes into

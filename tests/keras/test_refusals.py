@@ -67,6 +67,13 @@ def test_more_steps_than_there_are_global_batches(strategy, data, make_model, di
     assert "`steps_per_epoch` = 9, but the data has 3 global batches" in str(caught.value)
 
 
+def test_a_dataset_of_another_strategy(data, make_model, distributed):
+    with rx.MirroredStrategy(["cpu:0"]).scope():
+        model = make_model()
+    with pytest.raises(rx.errors.MixedStrategiesError, match="the dataset to another strategy"):
+        rx.keras.fit(model, distributed)
+
+
 def test_sparse_rows(strategy, data, make_model):
     sparse = pytest.importorskip("scipy.sparse", reason="SciPy is not installed")
     with strategy.scope():
@@ -105,7 +112,7 @@ def test_keras_is_imported_by_the_program_alone(run_python):
         sys.modules["keras"] = None  # as if it were not installed
         try:
             rx.keras
-        except rx.errors.UnimplementedError as error:
+        except rx.errors.FailedPreconditionError as error:
             print(error)
         """
     )

@@ -11,10 +11,10 @@ import os as _os
 from replicax import errors as _errors
 
 if _util.find_spec("keras") is None:
-    raise _errors.UnimplementedError(
+    raise _errors.FailedPreconditionError(
         _errors.describe(
             "rx.keras needs Keras, which is not installed.",
-            fix="python -m pip install 'replicax[keras]'",
+            fix="Install it: `python -m pip install 'replicax[keras]'`.",
         )
     )
 
