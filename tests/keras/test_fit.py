@@ -31,7 +31,10 @@ def rich_model(**options):
         ]
     )
     model.compile(
-        "adam", "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(5, name="auc")], **options
+        "adam",
+        "binary_crossentropy",
+        metrics=["accuracy", keras.metrics.AUC(5, name="auc")],
+        **options,
     )
     return model
 

@@ -10,6 +10,8 @@ import replicax as rx
 
 keras = pytest.importorskip("keras", reason="Keras is not installed")
 
+pytestmark = pytest.mark.slow
+
 X = np.arange(1, 5, dtype=np.float32)[:, None]
 QUIET = {"batch_size": 4, "shuffle": False, "verbose": 0}
 
@@ -141,7 +143,9 @@ def test_b13_weights_of_rows(two):
 @pytest.mark.parametrize("kind", ["clipnorm", "global_clipnorm", "clipvalue"])
 def test_j3_gradients_are_clipped_after_they_are_combined(two, kind):
     x, y = np.ones((2, 1), np.float32), np.array([[11], [0]], np.float32)
-    model = line(two, keras.optimizers.SGD(1.0, **{kind: 1.0}))
+    with two.scope():
+        optimizer = keras.optimizers.SGD(1.0, **{kind: 1.0})
+    model = line(two, optimizer)
     rx.keras.fit(model, x, y, verbose=0)
     assert weight(model) == 2.0
 
