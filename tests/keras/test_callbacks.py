@@ -11,6 +11,8 @@ pytest.importorskip("h5py", reason="h5py is not installed")
 callbacks = keras.callbacks
 OPTIONS = {"batch_size": 6, "epochs": 5, "shuffle": False, "verbose": 0}
 
+pytestmark = pytest.mark.slow
+
 
 def given(folder):
     return [
@@ -23,7 +25,6 @@ def given(folder):
     ]
 
 
-@pytest.mark.slow
 def test_callbacks_decide_and_write_as_on_one_device(strategy, data, make_model, apart, tmp_path):
     folders = [tmp_path / "one", tmp_path / "replicas"]
     validation = (data.x[6:], data.y[6:])

@@ -11,6 +11,8 @@ import replicax as rx
 
 keras = pytest.importorskip("keras", reason="Keras is not installed")
 
+pytestmark = pytest.mark.slow
+
 
 def interrupt():
     signal.raise_signal(signal.SIGINT)

@@ -25,6 +25,7 @@ def test_a_model_from_outside_of_the_scope_is_named(strategy, data, make_model, 
         assert "rx.keras.adopt(model)" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_adopted_models_train_as_if_made_in_the_scope(strategy, data, make_model, apart):
     one = make_model(optimizer="adam")
     one.fit(data.x, data.y, batch_size=4, shuffle=False, verbose=0)
@@ -82,6 +83,7 @@ def test_sparse_rows(strategy, data, make_model):
         rx.keras.fit(model, sparse.csr_matrix(data.x), data.y)
 
 
+@pytest.mark.slow
 def test_another_backend_of_keras(run_python):
     done = run_python(
         """

@@ -90,6 +90,7 @@ def test_an_eager_step_equals_a_compiled_one(data, apart):
     assert apart(eager.state(), compiled.state()) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_fit_and_a_loop_share_their_models(strategy, data, make_model, apart):
     """The same numbers both ways, with one model in turn."""
     one = make_model()
@@ -195,6 +196,7 @@ def test_arrays_that_nobody_holds_are_not_copied(strategy, weight, monkeypatch):
     assert np.asarray(held).tolist() == [13.0] * 3
 
 
+@pytest.mark.slow
 def test_metrics_count_each_row_once(strategy, runner, data):
     with strategy.scope():
         mean = keras.metrics.Mean()
@@ -214,6 +216,7 @@ def test_metrics_count_each_row_once(strategy, runner, data):
     assert float(mean.result()) == 0.0
 
 
+@pytest.mark.slow
 def test_padding_that_a_metric_would_count_is_refused(strategy, data):
     with strategy.scope():
         mean = keras.metrics.Mean()
@@ -223,6 +226,7 @@ def test_padding_that_a_metric_would_count_is_refused(strategy, data):
         step(batch)
 
 
+@pytest.mark.slow
 def test_dropout_differs_between_replicas_and_repeats(strategy, runner):
     def masks():
         with strategy.scope():
@@ -239,6 +243,7 @@ def test_dropout_differs_between_replicas_and_repeats(strategy, runner):
     assert len({x.tobytes() for x in first}) == 6
 
 
+@pytest.mark.slow
 def test_statistics_of_batch_norm_are_averaged(strategy, runner):
     with strategy.scope():
         norm = keras.layers.BatchNormalization(momentum=0.5)
@@ -250,6 +255,7 @@ def test_statistics_of_batch_norm_are_averaged(strategy, runner):
     assert float(norm.moving_mean.value[0]) == 0.5 * np.mean(PER_REPLICA)
 
 
+@pytest.mark.slow
 def test_a_loss_scale_is_kept_together(strategy):
     with strategy.scope():
         w = keras.Variable([1.0, 1.0], name="w")
