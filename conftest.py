@@ -13,7 +13,12 @@ import jax
 import pytest
 
 # What needs an extra has no doctests where it is missing.
-collect_ignore_glob = [] if importlib.util.find_spec("flax") else ["src/replicax/nnx/*"]
+EXTRAS = {"flax": "nnx", "keras": "keras"}
+collect_ignore_glob = [
+    f"src/replicax/{package}/*"
+    for library, package in EXTRAS.items()
+    if importlib.util.find_spec(library) is None
+]
 
 LOGICAL_CPU_DEVICES = 8
 # What a program computes is under test here, not how fast it runs, and most of the time goes into

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 
@@ -12,7 +13,7 @@ import replicax
 
 
 def public_packages() -> list[str]:
-    found = pkgutil.walk_packages(replicax.__path__, "replicax.")
+    found = pkgutil.walk_packages(replicax.__path__, "replicax.", onerror=lambda _: None)
     names = ["replicax", *(info.name for info in found if info.ispkg)]
     return [name for name in names if not any(part.startswith("_") for part in name.split("."))]
 

@@ -133,7 +133,6 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
-    "keras",
     "metrics",
     "precision",
     "register_optimizer",

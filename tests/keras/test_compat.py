@@ -33,9 +33,12 @@ def test_variables_of_a_stateless_scope_are_given_values_in_it(compat):
         variable = keras.Variable("ones", shape=(2,))
         assert compat.is_uninitialized(variable)
         assert compat.get_stateless_scope() is scope
-        compat.initialize_variables_now()
+        assert [v is variable for v in compat.take_uninitialized()] == [True]
+        compat.initialize(variable, lambda value: 3 * value, None)
         assert compat.get_stateless_scope() is scope
-    assert np.asarray(variable.value).tolist() == [1, 1]
+    assert np.asarray(variable.value).tolist() == [3, 3]
+    with keras.StatelessScope():  # which initializes what waits
+        pass
 
 
 def test_a_data_adapter_is_taken_as_it_is(compat):

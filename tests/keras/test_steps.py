@@ -90,6 +90,7 @@ def test_an_eager_step_equals_a_compiled_one(data, apart):
     assert apart(eager.state(), compiled.state()) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_fit_and_a_loop_share_their_models(strategy, data, make_model, apart):
     """The same numbers both ways, with one model in turn."""
     one = make_model()
@@ -195,18 +196,18 @@ def test_arrays_that_nobody_holds_are_not_copied(strategy, weight, monkeypatch):
     assert np.asarray(held).tolist() == [13.0] * 3
 
 
+@pytest.mark.slow
 def test_metrics_count_each_row_once(strategy, runner, data):
     with strategy.scope():
         mean = keras.metrics.Mean()
-        seen = []
 
     def replica_step(x):
         mean.update_state(x, sample_weight=rx.get_replica_context().example_mask)
         return mean.result()  # of this replica's own rows
 
     step = runner(lambda x: strategy.run(replica_step, args=(x,)))
-    for batch in strategy.distribute_dataset([data.weights[:7], data.weights[:3]]):
-        seen.append(step(batch))
+    dataset = strategy.distribute_dataset([data.weights[:7], data.weights[:3]])
+    seen = [step(batch) for batch in dataset]
 
     expected = np.concatenate([data.weights[:7], data.weights[:3]]).mean()
     assert abs(float(mean.result()) - expected) <= TOLERANCE
@@ -215,6 +216,7 @@ def test_metrics_count_each_row_once(strategy, runner, data):
     assert float(mean.result()) == 0.0
 
 
+@pytest.mark.slow
 def test_padding_that_a_metric_would_count_is_refused(strategy, data):
     with strategy.scope():
         mean = keras.metrics.Mean()
@@ -224,6 +226,7 @@ def test_padding_that_a_metric_would_count_is_refused(strategy, data):
         step(batch)
 
 
+@pytest.mark.slow
 def test_dropout_differs_between_replicas_and_repeats(strategy, runner):
     def masks():
         with strategy.scope():
@@ -240,6 +243,7 @@ def test_dropout_differs_between_replicas_and_repeats(strategy, runner):
     assert len({x.tobytes() for x in first}) == 6
 
 
+@pytest.mark.slow
 def test_statistics_of_batch_norm_are_averaged(strategy, runner):
     with strategy.scope():
         norm = keras.layers.BatchNormalization(momentum=0.5)
@@ -251,6 +255,7 @@ def test_statistics_of_batch_norm_are_averaged(strategy, runner):
     assert float(norm.moving_mean.value[0]) == 0.5 * np.mean(PER_REPLICA)
 
 
+@pytest.mark.slow
 def test_a_loss_scale_is_kept_together(strategy):
     with strategy.scope():
         w = keras.Variable([1.0, 1.0], name="w")
@@ -300,12 +305,13 @@ def test_nothing_is_applied_where_a_condition_is_false(strategy, weight):
 def test_variables_that_are_gone_leave_nothing_behind(strategy):
     from replicax.keras import _lifted
 
-    with strategy.scope():
-        w = keras.Variable(1.0)
-    strategy.run(lambda: w.value)
-    key = id(w)
-    lifted = weakref.ref(_lifted._LIFTED[key][1])
-    del w
+    def used():
+        with strategy.scope():
+            w = keras.Variable(1.0)
+        strategy.run(lambda: w.value)
+        return weakref.ref(_lifted._LIFTED[id(w)][1])
+
+    lifted = used()
     gc.collect()
     assert lifted() is None
 

@@ -1,4 +1,4 @@
-"""Keras on the replicas of a strategy: `fit` in the global view, Keras objects in replica functions.
+"""Keras on the replicas of a strategy: `fit` in the global view, Keras objects in steps.
 
 Floor 8 of the design; nothing below knows it. It needs Keras 3 with its JAX backend.
 """
@@ -11,10 +11,10 @@ import os as _os
 from replicax import errors as _errors
 
 if _util.find_spec("keras") is None:
-    raise _errors.UnimplementedError(
+    raise _errors.FailedPreconditionError(
         _errors.describe(
             "rx.keras needs Keras, which is not installed.",
-            fix="python -m pip install 'replicax[keras]'",
+            fix="Install it: `python -m pip install 'replicax[keras]'`.",
         )
     )
 

@@ -6,6 +6,8 @@ the training or change the learning rate decide alike. Those that write files do
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +23,53 @@ _WRITERS: tuple[type, ...] = (
 )
 
 
-class RestoresOnly(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
-    """A `BackupAndRestore` on a worker that does not write: it only goes back to the backup."""
+_HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
 
-    def __init__(self, backup: Any) -> None:
+
+class Alone(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+    """A callback of one worker: variables that it makes while it writes are its own.
+
+    Args:
+        callback: The callback.
+        together: Hooks that all workers call.
+        alone: Whether this worker calls the others.
+    """
+
+    def __init__(self, callback: Any, *, together: tuple[str, ...] = (), alone: bool) -> None:
         super().__init__()
-        self._backup = backup
+        self.callback = callback
+        for hook in _HOOKS:
+            call = getattr(callback, hook)
+            if hook not in together:
+                call = _without_distribution(call) if alone else _nothing
+            setattr(self, hook, call)
 
     def set_model(self, model: Any) -> None:
         """Hand the model on."""
         super().set_model(model)
-        self._backup.set_model(model)
+        self.callback.set_model(model)
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Restore, as worker 0 does."""
-        self._backup.on_train_begin(logs)
+    def set_params(self, params: Any) -> None:
+        """Hand the parameters on."""
+        super().set_params(params)
+        self.callback.set_params(params)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    del args, kwargs
+
+
+def _without_distribution(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        before = keras.distribution.distribution()
+        keras.distribution.set_distribution(None)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            keras.distribution.set_distribution(before)
+
+    return wrapped
 
 
 class Meets(keras.callbacks.Callback):  # type: ignore[misc]
@@ -67,7 +101,11 @@ def for_this_worker(strategy: Any, callbacks: Any) -> list[Any]:
         return given
     backups = [c for c in given if isinstance(c, keras.callbacks.BackupAndRestore)]
     meets = Meets([str(c.backup_dir) for c in backups])
-    if strategy.is_chief:
-        return [meets, *given]
-    kept = [c for c in given if not isinstance(c, _WRITERS)]
-    return [meets, *(RestoresOnly(c) if c in backups else c for c in kept)]
+    return [meets, *(_shared(one, is_chief=strategy.is_chief) for one in given)]
+
+
+def _shared(callback: Any, *, is_chief: bool) -> Any:
+    """What this worker runs of a callback."""
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        return Alone(callback, together=("on_train_begin",), alone=is_chief)
+    return Alone(callback, alone=is_chief) if isinstance(callback, _WRITERS) else callback

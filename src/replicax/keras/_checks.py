@@ -9,6 +9,7 @@ import jax
 
 from replicax import errors
 from replicax.keras import _compat
+from replicax.keras._distribution import current_distribution
 from replicax.values import ReplicaMesh
 
 _NAMED = 20
@@ -30,7 +31,12 @@ def check_placed(model: Any, mesh: ReplicaMesh) -> None:
     """
     if model is None:
         return
-    wrong = [v for v in variables_of(model) if not lies_on(_compat.array_of(v), mesh)]
+    found = variables_of(model)
+    if current_distribution() is None and getattr(model, "compiled", False):
+        # Outside of the scope Keras sets metrics to zeros that lie nowhere in particular.
+        metrics = {id(variable) for variable in model.metrics_variables}
+        found = [variable for variable in found if id(variable) not in metrics]
+    wrong = [v for v in found if not lies_on(_compat.array_of(v), mesh)]
     if wrong:
         raise not_on_replicas(wrong, f"Model `{model.name}`")
 
@@ -50,8 +56,8 @@ def not_on_replicas(variables: Iterable[Any], who: str) -> errors.MixedStrategie
     first, more = listed[0].path, len(listed) - 1
     return errors.MixedStrategiesError(
         errors.describe(
-            f"{who} uses variable `{first}`{f' and {more} more' if more else ''}, which was created "
-            "outside of the strategy's scope.",
+            f"{who} uses variable `{first}`{f' and {more} more' if more else ''}, which was "
+            "created outside of the strategy's scope.",
             table=errors.Table(("variable", "lies on"), rows),
             why="It has one copy, and the replicas would have none of their own.",
             fix="Create the model, its optimizer and its metrics (so also `compile`) under `with "

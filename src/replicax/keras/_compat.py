@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any
 
 import jax
 import keras
-from keras.src.backend.common.global_state import set_global_attribute
+from keras.src.backend.common.global_state import get_global_attribute, set_global_attribute
 from keras.src.backend.common.stateless_scope import get_stateless_scope as get_stateless_scope
-from keras.src.backend.common.variables import initialize_all_variables
 from keras.src.distribution.distribution_lib import Distribution as Distribution
 from keras.src.trainers.data_adapters import get_data_adapter as get_data_adapter
 from keras.src.trainers.data_adapters.array_slicing import (
@@ -60,13 +59,30 @@ def set_layout(variable: Any, layout: Any) -> None:
     variable._layout = layout
 
 
-def initialize_variables_now() -> None:
-    """Give values to variables that were created in a stateless scope, as if outside of it."""
+def take_uninitialized() -> list[Any]:
+    """The variables that were created in stateless scopes of this thread; Keras forgets them."""
+    found: list[Any] = get_global_attribute("uninitialized_variables") or []
+    set_global_attribute("uninitialized_variables", [])
+    return found
+
+
+def initialize(variable: Any, placed: Callable[[Any], Any], layout: Any) -> None:
+    """Give a variable without an array the value that its initializer makes.
+
+    Args:
+        variable: The variable.
+        placed: Puts the value where it belongs.
+        layout: The layout of later assignments, or None.
+    """
     scope = get_stateless_scope()
     set_global_attribute("stateless_scope", None)
     try:
         with jax.ensure_compile_time_eval():
-            initialize_all_variables()
+            value = variable._initializer(variable._shape, dtype=variable._dtype)
+            value = variable._convert_to_tensor(value, dtype=variable._dtype)
+            variable._layout = layout
+            variable._value = placed(value)
+            variable._initializer = None
     finally:
         set_global_attribute("stateless_scope", scope)
 
@@ -97,7 +113,7 @@ def sublayers(model: Any) -> Iterable[Any]:
 
 
 def set_state_of_fit(model: Any, state: dict[str, Any]) -> None:
-    """Tell a model's `fit` where the new arrays of its variables are; Keras does it after a step."""
+    """Tell a model's `fit` where the new arrays are; Keras does it after a step."""
     model._jax_state = state
 
 

@@ -10,7 +10,7 @@ from replicax import errors
 from replicax.collectives import TURNS
 from replicax.input import DistributedDataset
 from replicax.keras import _compat
-from replicax.keras._adapters import PlacedBatches
+from replicax.keras._adapters import KerasDataset, PlacedBatches
 from replicax.keras._adopt import strategy_for
 from replicax.keras._callbacks import for_this_worker
 from replicax.keras._checks import check_call, check_placed, check_steps
@@ -224,7 +224,16 @@ def _training(model: Any, strategy: Any) -> Iterator[SafeSteps]:
 def _adapter(strategy: Any, x: Any, y: Any = None, **given: Any) -> Any:
     if isinstance(x, DistributedDataset):
         check_call({"y": y, **given})
-        return x
+        if x._mesh is not strategy.replica_mesh:
+            raise errors.MixedStrategiesError(
+                errors.describe(
+                    f"The model belongs to {strategy.name}, the dataset to another strategy: {x!r}",
+                    fix="Distribute the data with the model's strategy.",
+                )
+            )
+        if isinstance(x, KerasDataset):
+            return x
+        return KerasDataset(x._feed, x._mesh, x._options, x.plan)  # made before Keras was imported
     inner = _compat.get_data_adapter(x, y, **given) if given else _compat.get_data_adapter(x, y)
     return PlacedBatches(inner, strategy.replica_mesh)
 

@@ -43,7 +43,7 @@ class LiftedVariable(MirroredVariable):
         rule: How what replicas write becomes one value.
     """
 
-    def __init__(self, variable: Any, strategy: Any) -> None:  # type: ignore[no-untyped-call] # no super
+    def __init__(self, variable: Any, strategy: Any) -> None:
         self._index = next(_COUNT)
         self._lent = False
         self._reference = weakref.ref(variable)
@@ -87,7 +87,8 @@ class LiftedVariable(MirroredVariable):
         _MADE[self._key] = array
 
     def _for_program(self) -> jax.Array:
-        return own_arrays([self._reference()], [self._key])[0]
+        array: jax.Array = own_arrays([self._reference()], [self._key])[0]
+        return array
 
 
 class _KerasCell(Cell):
@@ -100,7 +101,7 @@ class _KerasCell(Cell):
         self._keys = [variable._key for variable in variables]
 
     @property
-    def arrays(self) -> list[Any]:  # type: ignore[override] # a cell that is never given up
+    def arrays(self) -> list[Any]:
         """Arrays that a step may give away."""
         return own_arrays(self._variables, self._keys)
 
@@ -110,7 +111,7 @@ class _KerasCell(Cell):
         _MADE.update(zip(self._keys, arrays, strict=True))
 
 
-LiftedVariable._cell_kind = _KerasCell  # type: ignore[misc]
+LiftedVariable._cell_kind = _KerasCell
 
 
 # Who holds an array that is nobody else's: the variable, `_MADE`, the list of `own_arrays` and the

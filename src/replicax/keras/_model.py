@@ -21,7 +21,7 @@ def _distributed(call: Callable[..., Any], stock: Any, names: tuple[str, ...]) -
 
 
 class Distributed:
-    """A mixin: Keras models that train on the replicas of the strategy in whose scope they are made.
+    """A mixin: Keras models that train on the replicas of the strategy they are made for.
 
     Put it before the Keras class: `class MyModel(rx.keras.Distributed, keras.Model)`. Then plain
     `model.fit(x, y)` is `rx.keras.fit(model, x, y)`, inside of the scope or outside.
@@ -30,9 +30,24 @@ class Distributed:
     fit = _distributed(
         _fit.fit,
         keras.Model.fit,
-        ("x", "y", "batch_size", "epochs", "verbose", "callbacks", "validation_split")
-        + ("validation_data", "shuffle", "class_weight", "sample_weight", "initial_epoch")
-        + ("steps_per_epoch", "validation_steps", "validation_batch_size", "validation_freq"),
+        (
+            "x",
+            "y",
+            "batch_size",
+            "epochs",
+            "verbose",
+            "callbacks",
+            "validation_split",
+            "validation_data",
+            "shuffle",
+            "class_weight",
+            "sample_weight",
+            "initial_epoch",
+            "steps_per_epoch",
+            "validation_steps",
+            "validation_batch_size",
+            "validation_freq",
+        ),
     )
     evaluate = _distributed(
         _fit.evaluate,

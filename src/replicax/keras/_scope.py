@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from replicax.keras._lifted import LiftedVariable, lift
 from replicax.keras._rules import Rule
 from replicax.step._access import TracedVariables
 from replicax.values import Frame
+from replicax.values._workers import common_value
 
 # An odd number, so that the seeds of 2**32 replicas differ; replica 0 keeps its own.
 _STRIDE = 0x9E3779B1
@@ -63,11 +65,12 @@ class StepScope(keras.StatelessScope):  # type: ignore[misc] # Keras has no type
         self._check(lifted)
         access: Any = self._frame.access
         value = access.read(lifted)
-        if self._frame.replica is None or lifted.rule not in (Rule.SHARES, Rule.SEED):
+        replica: Any = self._frame.replica
+        if replica is None or lifted.rule not in (Rule.SHARES, Rule.SEED):
             return value
         if _is_written(lifted, access):
             return value
-        return _start_of_replica(lifted.rule, value, self._frame.replica.replica_id_in_sync_group)
+        return _start_of_replica(lifted.rule, value, replica.replica_id_in_sync_group)
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         """Write a variable in the context."""
@@ -82,15 +85,27 @@ class StepScope(keras.StatelessScope):  # type: ignore[misc] # Keras has no type
     def _initialize(self, variable: Any) -> None:
         """Give variables that a layer or an optimizer has just created their values."""
         strategy: Any = self._frame.strategy
-        outside = strategy is None or strategy.num_replicas_in_sync == 0
-        scope = contextlib.nullcontext() if outside else distribution_of(strategy).scope()
-        with scope:
-            _compat.initialize_variables_now()
-        del variable
+        waiting = [v for v in _compat.take_uninitialized() if _compat.is_uninitialized(v)]
+        if all(v is not variable for v in waiting):
+            waiting.append(variable)  # Another replica's thread created it.
+        for each in waiting:
+            if strategy is None:
+                _compat.initialize(each, lambda value: value, None)
+            else:
+                place = functools.partial(_placed, strategy.replica_mesh, each.path)
+                layout = distribution_of(strategy).get_variable_layout(each)
+                _compat.initialize(each, place, layout)
 
     def _check(self, lifted: LiftedVariable) -> None:
         if self._frame.replica is not None and lifted.strategy is not self._frame.strategy:
             raise _not_in_scope(lifted, self._frame.strategy)
+
+
+def _placed(mesh: Any, name: str, value: Any) -> Any:
+    """A first value on the replicas; that of worker 0 where there are several."""
+    if mesh.spans_processes:
+        value = common_value(mesh, name, value)
+    return mesh.place_mirrored(value)
 
 
 def _is_written(lifted: LiftedVariable, access: Any) -> bool:

@@ -37,9 +37,7 @@ class Step:
         """Take the batches first, which may take long, then run the step to its end."""
         count = max(1, int(self._model.steps_per_execution))
         try:
-            batches = list(itertools.islice(iterator, count))
-            if not batches:
-                raise StopIteration
+            batches = [next(iterator), *itertools.islice(iterator, count - 1)]
             takes_turns = self._mesh.is_cpu_simulation
             if takes_turns and (TURNS.in_a_row >= IN_FLIGHT or not _follows(state)):
                 TURNS.settle()
@@ -53,7 +51,15 @@ class Step:
         if takes_turns:
             TURNS.output = _first_array(state)
             TURNS.in_a_row += 1
+        if self._mesh.spans_processes and len(state) == 2:  # noqa: PLR2004 - that of predict
+            result = jax.tree.map(self._whole, result)
         return result, state
+
+    def _whole(self, rows: Any) -> Any:
+        """Predictions of all rows, which every process gets. Collective."""
+        if rows.is_fully_replicated:
+            return rows.addressable_data(0)
+        return self._mesh.all_rows(rows)
 
     def _guarded(self) -> contextlib.AbstractContextManager[Any]:
         return guard() if self._mesh.spans_processes else contextlib.nullcontext()

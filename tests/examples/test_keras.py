@@ -1,0 +1,34 @@
+"""The programs of examples/ that use Keras."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("keras", reason="Keras is not installed")
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
+pytestmark = pytest.mark.slow
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.mark.timeout(115)
+def test_fit_gives_the_numbers_of_one_device(run_program):
+    done = run_program(EXAMPLES / "digits_keras_fit.py", "--epochs", "2")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"epoch 2: accuracy 0\.9", done.stdout)
+    assert "3 replicas and one device differ by at most" in done.stdout
+
+
+@pytest.mark.timeout(115)
+def test_a_loop_learns(run_program):
+    done = run_program(EXAMPLES / "digits_keras_loop.py", "--epochs", "3")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    accuracies = [float(x) for x in re.findall(r"accuracy (\d\.\d+)", done.stdout)]
+    assert len(accuracies) == 3
+    assert accuracies[-1] > 0.9
