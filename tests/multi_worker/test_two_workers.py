@@ -10,19 +10,23 @@ import pytest
 
 import replicax as rx
 
-PROGRAM = Path(__file__).with_name("program.py")
+PARTS = sorted(Path(__file__).parent.glob("checks_*.py"))
 # A test waits until the workers have come to its check.
 pytestmark = pytest.mark.timeout(115)
 
 
 def checks() -> list[str]:
     """The names of the functions that `@check` marks, without importing them."""
-    tree = ast.parse(PROGRAM.read_text(encoding="utf-8"))
+    functions = [
+        node
+        for part in PARTS
+        for node in ast.parse(part.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    ]
     return [
         node.name
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef)
-        and any(isinstance(one, ast.Name) and one.id == "check" for one in node.decorator_list)
+        for node in functions
+        if any(isinstance(one, ast.Name) and one.id == "check" for one in node.decorator_list)
     ]
 
 

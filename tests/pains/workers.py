@@ -16,14 +16,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "multi_worker"))
 
-import program
-from program import CHECKS, Job, check, mine, numbers, raised
+import workers_input  # noqa: F401 - the rows of groups A, B and D come first
+from checks import Job, check, main, mine, numbers, raised
 
 import replicax as rx
 from replicax.cluster import gather
-
-CHECKS.clear()  # those of the other program
-import workers_input  # noqa: E402, F401 - the rows of groups A, B and D come first
 
 
 def context() -> Any:
@@ -241,4 +238,4 @@ def i5(job: Job) -> Any:
 
 
 if __name__ == "__main__":
-    program.main()
+    main()

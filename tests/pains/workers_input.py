@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from program import Job, check, numbers, raised
+from checks import Job, check, numbers, raised
 
 import replicax as rx
 from replicax.cluster import gather
