@@ -180,7 +180,11 @@ CONFIGURATIONS = (
         metrics=lambda: [keras.metrics.CosineSimilarity()],
     ),
     Configuration(
-        "log-cosh, R2Score", dense, 9, loss="log_cosh", metrics=lambda: [keras.metrics.R2Score()]
+        "log-cosh, MeanSquaredError",
+        dense,
+        9,
+        loss="log_cosh",
+        metrics=lambda: [keras.metrics.MeanSquaredError()],
     ),
     Configuration("Poisson", dense, 10, loss="poisson"),
     Configuration(
