@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         variables = model.trainable_variables
         (loss, logits), gradients = rx.value_and_grad(loss_fn, variables, has_aux=True)()
         gradients = ctx.all_reduce("mean", gradients)  # forget it, and tracing raises an error
-        rx.keras.apply_gradients(optimizer, gradients, variables)
+        rx.apply_gradients(optimizer, gradients, variables)
         accuracy.update_state(y, logits, sample_weight=ctx.example_mask)
         return loss
 

@@ -114,7 +114,7 @@ def a_step(strategy: Any, folder: Path) -> Any:
 
             variables = model.trainable_variables
             (loss, p), gradients = rx.value_and_grad(loss_fn, variables, has_aux=True)()
-            rx.keras.apply_gradients(optimizer, ctx.all_reduce("mean", gradients), variables)
+            rx.apply_gradients(optimizer, ctx.all_reduce("mean", gradients), variables)
             mean.update_state(y, p, sample_weight=ctx.example_mask)
             return loss
 

@@ -74,7 +74,7 @@ def test_b2_b3_fit_and_a_loop_give_the_loss_and_weight_of_one_device(two):
             return jnp.mean(per_row(model, batch))  # a scalar mean of this replica's rows
 
         loss, gradients = rx.value_and_grad(loss_fn, variables)()
-        rx.keras.apply_gradients(optimizer, ctx.all_reduce("mean", gradients), variables)
+        rx.apply_gradients(optimizer, ctx.all_reduce("mean", gradients), variables)
         return ctx.all_reduce("mean", loss)
 
     (batch,) = two.distribute_dataset([(X, 2 * X)])

@@ -42,12 +42,15 @@ from replicax.keras._lifted import lift as _lift
 from replicax.keras._model import Distributed as Distributed
 from replicax.keras._model import Model as Model
 from replicax.keras._model import Sequential as Sequential
-from replicax.keras._optimizers import apply_gradients as apply_gradients
+from replicax.keras._optimizers import apply_gradients as _apply_gradients
+from replicax.keras._optimizers import is_optimizer as _is_optimizer
+from replicax.step import register_optimizer as _register_optimizer
 from replicax.values import register_foreign as _register_foreign
 from replicax.values import register_frame_hook as _register_frame_hook
 
 _register_frame_hook(_hook)
 _register_foreign(lambda thing: isinstance(thing, _keras.Variable), _lift)
+_register_optimizer(_is_optimizer, _apply_gradients)
 _input.register_dataset_class(_KerasDataset)
 
 __all__ = [
@@ -55,7 +58,6 @@ __all__ = [
     "Model",
     "Sequential",
     "adopt",
-    "apply_gradients",
     "evaluate",
     "fit",
     "predict",

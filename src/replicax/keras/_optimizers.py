@@ -19,43 +19,26 @@ def is_optimizer(thing: Any) -> bool:
 def apply_gradients(
     optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], *, apply_if: Any = None
 ) -> None:
-    """Let a Keras optimizer change variables by gradients that the replicas have combined.
+    """What `rx.apply_gradients` does with a Keras optimizer.
 
     It does what `optimizer.apply(gradients, variables)` does. It also works for a
     `LossScaleOptimizer`, which finds out by itself whether the gradients are finite.
 
-    Context: any. Collective: no.
-
     Args:
         optimizer: A `keras.optimizers.Optimizer`, made in the strategy's scope. It is built for
             `variables` if it was not yet.
-        gradients: One a variable: `ctx.all_reduce("mean", gradients)`.
+        gradients: One a variable, combined and checked.
         variables: The Keras variables that are changed.
-        apply_if: bool[], equal on all replicas; where it is false, nothing changes.
+        apply_if: bool[]; where it is false, nothing changes.
 
     Raises:
         InvalidArgumentError: The numbers of gradients and variables differ.
-
-    Examples:
-        >>> import keras
-        >>> import replicax as rx
-        >>> with rx.MirroredStrategy(["cpu:0", "cpu:1"]).scope() as strategy:
-        ...     w, optimizer = keras.Variable(3.0), keras.optimizers.SGD(0.5)
-        >>> @rx.function
-        ... def step():
-        ...     def replica_step():
-        ...         _, gradients = rx.value_and_grad(lambda: w.value**2, [w])()
-        ...         rx.keras.apply_gradients(optimizer, gradients, [w])
-        ...     strategy.run(replica_step)
-        >>> step()
-        >>> float(w)
-        0.0
     """
     gradients, variables = list(gradients), list(variables)
     if len(gradients) != len(variables):
         raise errors.InvalidArgumentError(
             errors.describe(
-                f"rx.keras.apply_gradients was given {len(gradients)} gradients for "
+                f"rx.apply_gradients was given {len(gradients)} gradients for "
                 f"{len(variables)} variables.",
                 fix="Pass the variables that `rx.value_and_grad` differentiated.",
             )
