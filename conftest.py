@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import zlib
@@ -60,6 +61,8 @@ def _number(item: pytest.Item) -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the platform: real accelerators for `-m accelerator`, else logical CPU devices."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.pop("REPLICAX_CPU_DEVICES", None)  # the suite is written for the number below
     os.environ["KERAS_BACKEND"] = "jax"
     jax.config.update("jax_num_cpu_devices", LOGICAL_CPU_DEVICES)

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+WARNINGS = ["-W", "error"]
 # Two processes share compiled programs, and one may read what the other is writing.
-WARNINGS = ["-W", "error", "-W", "ignore:Error reading persistent compilation cache entry"]
+WARNINGS += ["-W", "ignore:Error reading persistent compilation cache entry"]
+# `numpy()` of a Keras variable calls its own `__array__` as NumPy 2 does not want it any more.
+WARNINGS += ["-W", "ignore:__array__ implementation:DeprecationWarning"]
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM_TIMEOUT_S = 170
 

@@ -17,6 +17,8 @@ import pytest
 
 import replicax as rx
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for what all tests share
+
 CHECKS: dict[str, Callable[..., Any]] = {}
 TOLERANCE = 1e-6
 

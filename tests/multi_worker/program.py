@@ -1,4 +1,4 @@
-"""What each of two workers does: every check once, in this order, with what came of it as JSON.
+"""What each of two workers does: every check once, with what came of it as JSON.
 
 Starting processes takes longer than the checks, so they share a job. A check that fails on one
 worker may leave the other at a meeting; then both end there, and the checks after it have no
@@ -7,19 +7,13 @@ result. Each `checks_*.py` adds its checks when it is imported.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import checks_values  # noqa: F401, I001 - the order in which they run
-import checks_steps  # noqa: F401
-import checks_order  # noqa: F401
 import checks_input  # noqa: F401
-import checks_saving  # noqa: F401
 import checks_models  # noqa: F401
+import checks_order  # noqa: F401
+import checks_saving  # noqa: F401
+import checks_steps  # noqa: F401
+import checks_values  # noqa: F401
 from checks import main
-
 
 if __name__ == "__main__":
     main()

@@ -88,7 +88,7 @@ def test_i1_all_save_to_one_path(both, job, strategy):
 def test_i2_the_chief_alone_cannot_save(both):
     text, is_there = both("i2")
     assert "different calls" in text
-    assert "checkpoint" in text
+    assert "Checkpoint.save" in text
     assert "strategy.reduce" in text
     assert not is_there
 

@@ -12,6 +12,7 @@ import itertools
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -175,7 +176,8 @@ class _Run:
                 for leaf, components in zip(self.leaves, self.components, strict=True)
             ]
             args, kwargs = self.structure.unflatten(inputs)
-            with bound(self.variables[place], frame.replica):
+            # An update is given the copies of one variable, and sees no objects.
+            with nullcontext() if self.updating else bound(self.variables[place], context):
                 _, values, structure = flatten_result(self.fn(*args, **kwargs))
             jax.block_until_ready((values, self.variables[place].written()))
             return structure.unflatten(values)
