@@ -38,7 +38,7 @@ def replica_functions(rank: int) -> dict[str, tuple[Callable[..., Any], str]]:
 
 
 @check
-def programs_that_differ_are_told_before_they_run(job: Job) -> Any:
+def f2_f3_f4_programs_that_differ_are_told_before_they_run(job: Job) -> Any:
     told = {}
     for name, (fn, word) in replica_functions(job.rank).items():
         step = job.step(fn)
