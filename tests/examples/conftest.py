@@ -23,15 +23,20 @@ PROGRAM_TIMEOUT_S = 170
 def run_program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """`run_program(file, *arguments)`: in a fresh interpreter, on the CPU, warnings as errors.
 
-    Programs that run twice in a session are compiled once.
+    Programs that run twice in a session are compiled once. With `is_quick` they are compiled as
+    other tests are, not as a user's programs.
     """
 
-    def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        program: Path, *arguments: str, is_quick: bool = False
+    ) -> subprocess.CompletedProcess[str]:
         ours = ("JAX_", "XLA_", "REPLICAX_", "PYTEST_", "COV_", "FORCE_COLOR", "TTY_")
         clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "examples")])
         clean |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
         clean["JAX_COMPILATION_CACHE_DIR"] = os.environ["REPLICAX_TESTS_COMPILED"]
+        if is_quick:
+            clean["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
         return subprocess.run(
             [sys.executable, *WARNINGS, program, *arguments],
             env=clean,

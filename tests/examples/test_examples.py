@@ -122,7 +122,9 @@ def test_the_demo_trains_compares_and_draws(run_program, tmp_path):
 def test_the_demo_fails_when_the_difference_is_too_large(run_program):
     """No rounding at all is allowed, and three replicas add in another order than one device."""
     done = run_program(
-        EXAMPLES / "digits.py", "--replicas", "3", "--epochs", "1", "--tolerance", "0"
+        EXAMPLES / "digits.py",
+        *("--replicas", "3", "--epochs", "1", "--tolerance", "0"),
+        is_quick=True,
     )
 
     assert done.returncode == 1, done.stderr
@@ -164,7 +166,7 @@ print("apart", digits.Comparison.of(*trained).weights[-1], "allowed", options.to
 """
     )
 
-    done = run_program(program)
+    done = run_program(program, is_quick=True)
 
     assert done.returncode == 0, done.stderr
     apart, allowed = map(float, re.search(r"apart (\S+) allowed (\S+)", done.stdout).groups())
