@@ -60,6 +60,7 @@ from replicax.values import Variable as Variable
 from replicax.values import VariableAggregation as VariableAggregation
 from replicax.values import VariableSynchronization as VariableSynchronization
 from replicax.verify import check_replicas_equal as check_replicas_equal
+from replicax.verify import check_replicas_work as check_replicas_work
 
 if _typing.TYPE_CHECKING:
     from replicax import checkpoint as checkpoint
@@ -120,6 +121,7 @@ __all__ = [
     "accumulate",
     "apply_gradients",
     "check_replicas_equal",
+    "check_replicas_work",
     "checkpoint",
     "clip_by_global_norm",
     "cluster",

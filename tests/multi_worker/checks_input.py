@@ -125,3 +125,13 @@ def different_datasets_are_refused(job: Job) -> Any:
         ),
     )
     return [seeds, other, trees]
+
+
+@check
+def g7_the_work_of_all_replicas_is_known_on_each_worker(job: Job) -> Any:
+    options = rx.InputOptions(global_batch_size=4)
+    dataset = job.strategy.distribute_dataset(np.arange(10), options)
+    found = rx.check_replicas_work(dataset, replicas=4)
+    assert [each.rows for each in found.replicas] == [3, 3, 2, 2]
+    assert [each.steps for each in found.replicas] == [3, 3, 2, 2]
+    return str(found)
