@@ -40,16 +40,18 @@ class Relay:
         self._listener = socket.create_server((_HOME, 0))
         self.address = join_address(*self._listener.getsockname()[:2])
         self.is_cut = False
+        self._lock = threading.Lock()
+        self._is_closed = False
         self._sockets = [self._listener]
         self._threads: list[threading.Thread] = []
         self._begin(self._accept)
 
     def close(self) -> None:
         """Ends all connections, the client's too, and the threads."""
+        with self._lock:
+            self._is_closed = True  # Who connects now is turned away.
         for one in self._sockets:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+            _end(one)
         for thread in self._threads:
             thread.join(timeout=1.0)
 
@@ -72,9 +74,14 @@ class Relay:
             service.settimeout(None)
             for one in (client, service):
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._sockets += [client, service]
-            self._begin(self._from_client, client, service)
-            self._begin(self._from_service, client, service)
+            with self._lock:
+                if self._is_closed:
+                    _end(client)
+                    _end(service)
+                    return
+                self._sockets += [client, service]
+                self._begin(self._from_client, client, service)
+                self._begin(self._from_service, client, service)
 
     def _from_client(self, client: socket.socket, service: socket.socket) -> None:
         """What the client says to a service that is gone is lost."""
@@ -90,6 +97,12 @@ class Relay:
             while data := service.recv(_CHUNK):
                 client.sendall(data)
         self.is_cut = True
+
+
+def _end(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 @contextlib.contextmanager
