@@ -40,6 +40,7 @@ from replicax.values import (
     current_frame,
     regroup,
 )
+from replicax.values._frames import STACK
 
 _COUNT = itertools.count(1)
 
@@ -115,9 +116,10 @@ class Function:
         Context: cross-replica or outside. Inside another `rx.function` or a replica function, the
         plain Python function is called.
         """
-        frame = current_frame()
+        frames = STACK.frames  # `current_frame` is another call of Python; see `Program.run`.
         scope = None
-        if frame is not None:
+        if frames:
+            frame = frames[-1]
             if frame.access is not None or frame.replica is not None or frame.merging is not None:
                 return self.fn(*args, **kwargs)
             scope = frame.strategy

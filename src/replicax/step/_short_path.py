@@ -90,7 +90,8 @@ def _without_variables(program: Program, lock: Any, donated_kinds: set[bool]) ->
         first: Any = args
         for look_up in way_to_first:
             first = look_up(first)
-        if not is_concrete(type(first)) or first.is_deleted():
+        kind = type(first)
+        if not is_concrete(kind) or first.is_deleted():
             return general(args, kwargs)
         with lock:
             if not takes_turns:
@@ -104,7 +105,7 @@ def _without_variables(program: Program, lock: Any, donated_kinds: set[bool]) ->
                     output = look_up(output)
             except NOT_THERE:  # A trace whose result has another structure.
                 output = None
-            if not is_concrete(type(output)):
+            if type(output) is not kind and not is_concrete(type(output)):
                 output = program._find_output(result)
             turns.output = output
             turns.in_a_row += 1

@@ -116,7 +116,8 @@ class _Stack(threading.local):
         self.frames: list[Frame] = []
 
 
-_STACK = _Stack()
+STACK = _Stack()
+"""The frames of this thread, innermost last."""
 
 FrameHook = Callable[[Frame], contextlib.AbstractContextManager[Any]]
 _HOOKS: list[FrameHook] = []
@@ -132,19 +133,19 @@ def register_frame_hook(hook: FrameHook) -> None:
 
 def current_frame() -> Frame | None:
     """The innermost frame of this thread, or None outside of every scope."""
-    frames = _STACK.frames
+    frames = STACK.frames
     return frames[-1] if frames else None
 
 
 def depth() -> int:
     """Number of frames that this thread has entered."""
-    return len(_STACK.frames)
+    return len(STACK.frames)
 
 
 @contextlib.contextmanager
 def entered(frame: Frame) -> Iterator[Frame]:
     """Make ``frame`` the innermost one for the length of a ``with`` block."""
-    frames = _STACK.frames
+    frames = STACK.frames
     frames.append(frame)
     try:
         if not _HOOKS:
