@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -167,7 +168,8 @@ class RealJob:
     def close(self):
         for worker in self.workers:
             if worker.code is None and worker.pid not in self.nursery.codes:
-                os.kill(worker.pid, 9)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.pid, 9)
         self.until(lambda: all(worker.code is not None for worker in self.workers), 10)
         if self.master is not None:
             self.master.stop()
