@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import gc
 import multiprocessing
 import os
@@ -99,6 +100,19 @@ def run(runner: Runner, strategy: Any) -> Callable[..., Any]:
         return step(*args)
 
     return one_step
+
+
+@pytest.fixture
+def in_threads() -> Callable[[Callable[[], Any], int], None]:
+    """`in_threads(target, n)`: call it in n threads at once, and raise the first error."""
+
+    def run(target: Callable[[], Any], count: int) -> None:
+        with concurrent.futures.ThreadPoolExecutor(count) as pool:
+            calls = [pool.submit(target) for _ in range(count)]
+        for call in calls:
+            call.result()
+
+    return run
 
 
 # --- programs in a fresh interpreter -----------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,25 +12,7 @@ import replicax as rx
 THREADS, CALLS = 3, 40
 
 
-def in_threads(target):
-    failures = []
-
-    def guarded():
-        try:
-            target()
-        except BaseException as error:  # noqa: BLE001 - it is raised again below
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded) for _ in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-
-
-def test_threads_may_call_one_function(strategy):
+def test_threads_may_call_one_function(strategy, in_threads):
     with strategy.scope():
         w = rx.Variable(jnp.zeros(2), name="w")
 
@@ -47,11 +27,11 @@ def test_threads_may_call_one_function(strategy):
         for _ in range(CALLS):
             step(jnp.ones(2))
 
-    in_threads(work)
+    in_threads(work, THREADS)
     np.testing.assert_array_equal(w, [THREADS * CALLS] * 2)
 
 
-def test_threads_may_call_functions_of_one_variable(strategy):
+def test_threads_may_call_functions_of_one_variable(strategy, in_threads):
     with strategy.scope():
         w = rx.Variable(jnp.zeros(2), name="w")
 
@@ -60,17 +40,17 @@ def test_threads_may_call_functions_of_one_variable(strategy):
         for _ in range(CALLS):
             step()
 
-    in_threads(work)
+    in_threads(work, THREADS)
     np.testing.assert_array_equal(w, [THREADS * CALLS] * 2)
 
 
-def test_threads_may_run_eagerly(strategy):
+def test_threads_may_run_eagerly(strategy, in_threads):
     def work():
         for _ in range(5):
             total = strategy.run(lambda: rx.get_replica_context().all_reduce("sum", 1.0))
             assert float(total) == 2.0
 
-    in_threads(work)
+    in_threads(work, THREADS)
 
 
 @pytest.mark.parametrize("in_place", [True, False])

@@ -3,7 +3,7 @@
 A library whose objects hold arrays in attributes cannot ask an access object for each read, as
 `rx.Variable` does. So at each level of tracing, and for each replica of the eager runner, its
 objects are *bound*: they hold that level's values while its code runs, and their own again
-afterwards. `replicax.nnx` registers how.
+afterwards. `replicax.nnx` registers how. One thread binds them at a time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from replicax import errors
 from replicax.step._access import TracedVariables
+from replicax.step._one_at_a_time import held_for_objects, let_go
 from replicax.values import StrategyLike, Variable, VariableAccess
 
 # Libraries whose objects lose what a step writes to them unless their package knows them.
@@ -53,10 +54,15 @@ def bound(access: VariableAccess, replica: Any = None) -> AbstractContextManager
     """Bind all objects to an access, for the length of a `with` block."""
     if not _KINDS:
         return contextlib.nullcontext()
-    stack = ExitStack()
-    for kind in _KINDS:
-        stack.enter_context(kind.bound(access, replica))
-    return stack
+    return _all_bound(access, replica)
+
+
+@contextlib.contextmanager
+def _all_bound(access: VariableAccess, replica: Any) -> Iterator[None]:
+    with held_for_objects(), ExitStack() as stack:
+        for kind in _KINDS:
+            stack.enter_context(kind.bound(access, replica))
+        yield
 
 
 _Meet = TypeVar("_Meet", bound=Callable[..., Any])
@@ -71,6 +77,7 @@ def suspending(meet: _Meet) -> _Meet:
         with ExitStack() as stack:
             for kind in _KINDS:
                 stack.enter_context(kind.suspended())
+            stack.enter_context(let_go())
             return meet(*args, **kwargs)
 
     return cast("_Meet", suspended_meet)

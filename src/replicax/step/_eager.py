@@ -34,6 +34,7 @@ from replicax.step._eager_context import (
 )
 from replicax.step._eager_variables import EagerVariables, commit
 from replicax.step._eager_workers import EagerWorkers, Verdict
+from replicax.step._one_at_a_time import ONE_AT_A_TIME, held_if_free
 from replicax.step._results import flatten_result, remember, remember_rows
 from replicax.step._rows import LocalRows
 from replicax.step._state import check_fed_back
@@ -133,7 +134,8 @@ class _Run:
     def _commit(self) -> None:
         if self.workers is not None:
             self.workers.check_writes(self.variables)
-        commit(self.variables)
+        with ONE_AT_A_TIME:  # Objects that another thread has bound hold its values.
+            commit(self.variables)
 
     def _check_rows_were_counted(self, results: Sequence[Any]) -> None:
         """Refuse a step that combines replicas with different numbers of rows as if all were alike.
@@ -151,10 +153,14 @@ class _Run:
 
     def _undo_merges(self) -> None:
         """Give variables back what they held before the first merge call of a failed run."""
-        for variable, value in self.before_merges.items():
-            if not value.is_deleted():
-                variable._value = value
-                mark_lent(variable)  # The user may have read it before the run.
+        if not self.before_merges:
+            return
+        # A replica that was given up may hold it for ever, and binds only its own values again.
+        with held_if_free(timeout_seconds=1.0):
+            for variable, value in self.before_merges.items():
+                if not value.is_deleted():
+                    variable._value = value
+                    mark_lent(variable)  # The user may have read it before the run.
 
     def _replica(self, place: int, meet: Meet) -> Any:
         device = self.devices[place]
@@ -259,7 +265,8 @@ class _Run:
         check_same_function(functions, requests)
         args, kwargs = regroup([request.payload[1:] for request in requests], self._merge_argument)
         if not self.before_merges:
-            self.before_merges = {variable: variable._value for variable in live_variables()}
+            with ONE_AT_A_TIME:
+                self.before_merges = {variable: variable._value for variable in live_variables()}
         self._commit()
         with entered(Frame(self.strategy, merging=self.contexts[0])):
             result = functions[0](self.strategy, *args, **kwargs)

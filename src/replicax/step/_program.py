@@ -8,7 +8,6 @@ earlier call. Everything else happens when it has to trace anew.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from replicax.step._first_leaves import (
     kinds_of,
     way_to_first_leaf,
 )
+from replicax.step._one_at_a_time import ONE_AT_A_TIME
 from replicax.step._short_path import NOT_THERE, Path, short_path
 from replicax.step._together import starting
 from replicax.step._trace import Traced
@@ -38,8 +38,6 @@ from replicax.values._workers import check_count
 
 if TYPE_CHECKING:
     from replicax.step._function import Function
-
-_ONE_AT_A_TIME = threading.RLock()
 
 # Kinds of arguments that some function donates: plain trees (False), per-replica values (True).
 # Other kinds cannot have been deleted here.
@@ -111,7 +109,7 @@ class Program:
         self._takes_turns = self._mesh is not None and self._mesh.is_cpu_simulation
         self._lendings_seen = -1
         self._moves = any(variable._lies_elsewhere for variable in self.written + self.read)
-        with _ONE_AT_A_TIME:
+        with ONE_AT_A_TIME:
             self._cell = Cell(None) if self._moves else shared_cell(self.written)
         owners = dict.fromkeys(v._owner for v in self.written + self.read if v._owner is not None)
         self._guards = tuple(owner.guard() for owner in owners)
@@ -158,7 +156,7 @@ class Program:
         if self._donated_names:
             named, kwargs = self._split(kwargs)
         # Two threads would give away the same arrays, and start collectives in different orders.
-        with _ONE_AT_A_TIME:
+        with ONE_AT_A_TIME:
             if self._lendings_seen != COUNTER.lendings:
                 keep_lent_arrays(self.written)
                 self._lendings_seen = COUNTER.lendings
@@ -219,7 +217,7 @@ class Program:
         self._watched = tuple(
             place for kind in _DONATED_KINDS for place in self._first_leaves[kind]
         )
-        self.step: Path = short_path(self, _ONE_AT_A_TIME, _DONATED_KINDS)
+        self.step: Path = short_path(self, ONE_AT_A_TIME, _DONATED_KINDS)
 
     def _collect(self) -> list[Any]:
         return [variable._for_program() for variable in self.written]
@@ -406,7 +404,7 @@ class Program:
         self, jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> jax.stages.Lowered:
         named, kwargs = self._split(kwargs)
-        with _ONE_AT_A_TIME:
+        with ONE_AT_A_TIME:
             written = self._collect()
             read = [variable._for_program() for variable in self.read]
             parts = self._parts(written, named, read, kwargs, args)
