@@ -15,7 +15,7 @@ APART = 5
 
 
 def programs(strategy, w):
-    """A step with a collective, and one without."""
+    """Two steps that reduce arrays of different shapes: swapped, they would abort Gloo."""
 
     @rx.function
     def step(rate):
@@ -25,33 +25,35 @@ def programs(strategy, w):
         strategy.run(replica_step)
 
     @rx.function
-    def local():
-        return strategy.run(lambda: 2 * w.value)
+    def large():
+        return strategy.run(
+            lambda: rx.get_replica_context().all_reduce("sum", jnp.broadcast_to(w.value, (400, 2)))
+        )
 
-    return step, local
+    return step, large
 
 
-def usual(step, local):
+def usual(step, large):
     step(0.5)
-    local()
+    large()
 
 
-def other(fault, step, local):
+def other(fault, step, large):
     """What worker 1 does instead."""
     if fault == "swap":
-        local()
+        large()
         step(0.5)
     elif fault == "skip":
-        local()
+        large()
     elif fault == "more":
-        usual(step, local)
-        local()
+        usual(step, large)
+        large()
     elif fault == "number":
         step(0.25)
-        local()
+        large()
     elif fault == "meet":
         cluster.gather("something", 0)
-        usual(step, local)
+        usual(step, large)
     elif fault == "stall":
         time.sleep(20)
 
@@ -61,16 +63,16 @@ def work(runtime, say):
     strategy = rx.MultiWorkerMirroredStrategy()
     with strategy.scope():
         w = rx.Variable(jnp.zeros(2), name="w")
-    step, local = programs(strategy, w)
+    step, large = programs(strategy, w)
     for number in range(STEPS):
         runtime.progress(number)
         if number != APART or not fault:
-            usual(step, local)
+            usual(step, large)
             continue
         say(event="fault")
         if fault == "leave":
             return
-        other(fault, step, local)
+        other(fault, step, large)
     if "CHECKPOINT" in os.environ:
         rx.checkpoint.Checkpoint(w=w).save(os.environ["CHECKPOINT"])
     cluster.agree("the end", {})

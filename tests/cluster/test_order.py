@@ -30,9 +30,9 @@ def texts(workers):
     ("fault", "own"),
     [
         ("meet", "the meeting 'something'"),
-        ("swap", "`local`"),
-        pytest.param("skip", "`local`", marks=pytest.mark.slow),
-        pytest.param("more", "`local`", marks=pytest.mark.slow),
+        ("swap", "`large`"),
+        pytest.param("skip", "`large`", marks=pytest.mark.slow),
+        pytest.param("more", "`large`", marks=pytest.mark.slow),
     ],
 )
 def test_workers_that_go_apart_raise_it_with_the_first_difference(job, fault, own):
@@ -77,8 +77,8 @@ def test_a_worker_that_never_comes_is_reported_before_the_time_out(job, caplog):
 
     report = next(text for text in caplog.messages if "have waited for others for 2 s" in text)
     assert "`step`" in report
-    assert "`local`" in report
+    assert "`large`" in report
     raised = workers[0].event("raised")
     assert "CollectiveTimeoutError" in raised["classes"]
     assert "has run" in raised["text"]
-    assert "`local`" in raised["text"]
+    assert "`large`" in raised["text"]

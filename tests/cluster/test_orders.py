@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replicax.cluster import Failure, _orders
-from replicax.cluster._order import OFTEN, VARIANT_BITS, Order, entry_of
+from replicax.cluster._order import VARIANT_BITS, Order, entry_of
 from replicax.cluster._orders import Orders
 from replicax.errors import CollectiveMismatchError
 
@@ -216,14 +216,3 @@ def test_nobody_watches_a_process_alone():
     assert list(order.news()) == []
     order.restart()
     assert order.state() == [0, 0]
-
-
-def test_a_change_of_program_that_comes_often_is_not_rare():
-    order = Order()
-    for program in (1, 2, 1):
-        assert order.is_rare(program)
-        order.change(program)
-        order.ran.append(A)
-    assert not order.is_rare(2)
-    order.ran.extend([A] * OFTEN)
-    assert order.is_rare(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -96,6 +97,19 @@ def other_shapes_are_compared_anew(job: Job) -> Any:
 
 
 @check
+def a_new_trace_may_take_longer_on_one_worker(job: Job) -> Any:
+    """The master looks four times a second what is being started."""
+
+    def slow(x: Any) -> Any:
+        if len(x) == 4 and job.rank:
+            time.sleep(1)
+        return 2 * x
+
+    step = job.step(slow)
+    return [float(step(np.ones(size)).sum()) for size in (3, 4)]
+
+
+@check
 def another_program_is_met_before_it_starts(job: Job) -> Any:
     """JAX would add arrays of different shapes up, or abort the process."""
     step = job.step(lambda x: rx.get_replica_context().all_reduce("sum", x))
@@ -107,6 +121,22 @@ def another_program_is_met_before_it_starts(job: Job) -> Any:
     text = raised(rx.errors.CollectiveMismatchError, lambda: step(shapes[job.rank]))
     assert "shapes of starting" in text
     return [text, numbers(step(shapes[1]))]
+
+
+@check
+def programs_in_turns_are_met_for_in_each_turn(job: Job) -> Any:
+    step = job.step(lambda x: rx.get_replica_context().all_reduce("sum", x))
+    other = job.step(lambda x: 2 * rx.get_replica_context().all_reduce("sum", x))
+    for _ in range(3):
+        for run, size in [(step, 2), (other, 300)]:
+            run(np.ones(size))
+    job.step(lambda x: x)(job.ids)
+    swapped = [(step, 2), (other, 300)][:: 1 - 2 * job.rank]
+    texts = [
+        raised(rx.errors.CollectiveMismatchError, lambda run=run, size=size: run(np.ones(size)))
+        for run, size in swapped
+    ]
+    return [texts, numbers(step(np.ones(2)))]
 
 
 @check

@@ -23,9 +23,6 @@ _PRIME = (1 << 61) - 1
 _FACTOR = 0x1F3A5B7C9D2E4F61 % _PRIME
 _INVERSE = pow(_FACTOR - 1, -1, _PRIME)
 
-OFTEN = 64
-"""A change of program that comes again within so many entries is not met for each time."""
-
 MOST_RUNS = 2048
 """Entries of one message to the master; repetitions count once."""
 
@@ -71,7 +68,6 @@ class Order:
         self.ran: list[int] = []
         self.is_watched = False
         self.started = 0
-        self._changes: dict[tuple[int, int], int] = {}
         self.entering = 0
         self._lock = threading.Lock()
         self._count = 0
@@ -122,20 +118,6 @@ class Order:
         with self._lock:
             self._pack()
             return [self._count, self._hash]
-
-    def is_rare(self, program: int) -> bool:
-        """Whether this program has not followed the one before for many entries, or ever."""
-        with self._lock:
-            here = self._count + len(self.ran)
-        return here - self._changes.get((self.started, program), -OFTEN) >= OFTEN
-
-    def change(self, program: int) -> None:
-        """Another program than the last one is started."""
-        with self._lock:
-            if len(self._changes) >= _KEPT_NAMES:
-                self._changes.clear()
-            self._changes[self.started, program] = self._count + len(self.ran)
-        self.started = program
 
     def name_of(self, entry: int) -> str:
         """What the entries of a program are."""

@@ -17,9 +17,9 @@ _SHAPES = (1 << (VARIANT_BITS - NUMBER_BITS)) - 1
 def running(program: Callable[..., Any], entry: Callable[..., int] | int) -> Callable[..., Any]:
     """Returns a function that runs a program under the guard, and enters it in the order.
 
-    Another program than the last one, or other shapes, is started after the workers have met,
-    unless that change comes often: an engine that gets arrays of different shapes from the
-    workers may abort the process.
+    Another program than the last one, or other shapes, is started after the workers have met: an
+    engine that gets different programs from them adds up what does not belong together, or aborts
+    the process.
 
     What it does beside the program is written out, because each Python call costs as much as all
     of it, and it is done in each step.
@@ -69,13 +69,6 @@ def running(program: Callable[..., Any], entry: Callable[..., int] | int) -> Cal
 
 
 def _change(entry: int) -> None:
-    """Starts another program than the last one, as all workers do."""
-    if ORDER.is_rare(entry >> NUMBER_BITS):
-        _meet(entry)
-    ORDER.change(entry >> NUMBER_BITS)
-
-
-def _meet(entry: int) -> None:
     """Meets the other workers, who must be about to start the same program."""
     program, shapes = entry >> VARIANT_BITS, entry >> NUMBER_BITS & _SHAPES
     agree(
@@ -85,6 +78,7 @@ def _meet(entry: int) -> None:
         "order. Nothing was run.",
         fix="Run the same steps on every worker; rows of its own belong in a distributed batch.",
     )
+    ORDER.started = entry >> NUMBER_BITS
 
 
 def _unwatched(program: Callable[..., Any], entry: Callable[..., int] | int) -> Callable[..., Any]:
@@ -92,6 +86,8 @@ def _unwatched(program: Callable[..., Any], entry: Callable[..., int] | int) -> 
 
     def run(*args: Any) -> Any:
         number = entry if isinstance(entry, int) else entry(*args)
+        if number >> NUMBER_BITS != ORDER.started:
+            _change(number)
         result = program(*args)
         ORDER.ran.append(number)
         if len(ORDER.ran) > _MOST_UNPACKED:

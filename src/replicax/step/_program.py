@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import errors
+from replicax.cluster import ORDER
 from replicax.collectives import IN_FLIGHT, TURNS
 from replicax.step._access import out_of_reach
 from replicax.step._callbacks import Callbacks, failure_of_any_worker, run_to_the_end
@@ -326,6 +327,8 @@ class Program:
 
     def _trace(self, structure: Any, leaves: Sequence[Any]) -> Traced:
         key = (structure, signature(leaves))
+        if self._spans_processes and key not in self._compared:
+            ORDER.entering = 0  # It does not start now, and this may take longer than elsewhere.
         if key not in self.traces:
             self.failed_in_users_code = True
             self.traces[key] = self.function.trace_program(structure, leaves)
