@@ -32,14 +32,21 @@ fi
 if [ "$minor" -eq 11 ]; then lock=requirements/py311.txt; else lock=requirements/py312.txt; fi
 echo "Making $folder (Python 3.$minor, $lock): a minute or two, once."
 
-if command -v uv >/dev/null 2>&1; then
-    uv venv --quiet --python "$("$python" -c 'import sys; print(sys.executable)')" "$folder"
-    install() { uv pip install --quiet --python "$folder/bin/python" "$@"; }
-else
+with_uv() {
+    command -v uv >/dev/null 2>&1 &&
+        uv venv --quiet --clear --python "$("$python" -c 'import sys; print(sys.executable)')" "$folder" &&
+        uv pip install --quiet --python "$folder/bin/python" -r "$lock" &&
+        uv pip install --quiet --python "$folder/bin/python" --no-deps --no-build-isolation --editable .
+}
+
+with_pip() {
+    rm -rf "$folder"
     "$python" -m venv "$folder" ||
         fail "$python cannot make virtual environments (Debian: apt install python3-venv)."
-    install() { "$folder/bin/python" -m pip install -qq --disable-pip-version-check "$@"; }
-fi
-install -r "$lock"
-install --no-deps --no-build-isolation --editable .
+    set -- "$folder/bin/python" -m pip install -qq --disable-pip-version-check
+    "$@" --no-compile -r "$lock"  # Python compiles what is used.
+    "$@" --no-deps --no-build-isolation --editable .
+}
+
+with_uv || with_pip
 touch "$folder/.ready"
