@@ -97,3 +97,17 @@ def test_a_strategy_is_not_copied():
 
 def test_strategies_have_names_of_their_own():
     assert rx.MirroredStrategy(["cpu:0"]).name != rx.MirroredStrategy(["cpu:0"]).name
+
+
+@pytest.mark.parametrize("name", ["auto", "ring"])
+def test_other_transports_are_left_to_xla(name):
+    options = rx.CommunicationOptions(implementation=name)
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"], options=options)
+    assert strategy.communication_options.implementation.name == name.upper()
+
+
+def test_g11_nccl_between_cpus_is_refused_with_the_alternative():
+    options = rx.CommunicationOptions(implementation="nccl")
+    with pytest.raises(rx.errors.UnimplementedError, match="NCCL connects GPUs only") as caught:
+        rx.MirroredStrategy(["cpu:0", "cpu:1"], options=options)
+    assert "'AUTO'" in str(caught.value)

@@ -14,7 +14,7 @@ class CommunicationImplementation(enum.Enum):
 
     XLA chooses the transport of a compiled program itself: NCCL between GPUs, Gloo between
     CPU processes, memory inside a process. The choice is kept so that programs written for
-    tf.distribute run unchanged.
+    tf.distribute run unchanged; a strategy refuses NCCL where there are no GPUs.
 
     Examples:
         >>> CommunicationImplementation.parse("nccl")

@@ -12,7 +12,11 @@ import jax
 
 from replicax import _integrations, errors
 from replicax import input as rx_input
-from replicax.collectives import CollectiveKeys, CommunicationOptions
+from replicax.collectives import (
+    CollectiveKeys,
+    CommunicationImplementation,
+    CommunicationOptions,
+)
 from replicax.step import (
     RandomStream,
     mixed,
@@ -56,6 +60,7 @@ class Strategy(CrossReplicaOperations, TensorFlowAliases):
                     fix="Pass `rx.CommunicationOptions(...)`.",
                 )
             )
+        _check_implementation(devices, options)
         kind = type(self).__name__
         super().__init__(ReplicaMesh(devices), f"{kind}#{next(_NUMBERS[kind])}")
         self.communication_options = options or CommunicationOptions()
@@ -305,3 +310,20 @@ class Strategy(CrossReplicaOperations, TensorFlowAliases):
 
     def __repr__(self) -> str:
         return f"<{self.name}: {', '.join(self.extended.worker_devices)}>"
+
+
+def _check_implementation(
+    devices: Sequence[jax.Device], options: CommunicationOptions | None
+) -> None:
+    """Check that the devices have the transport that was asked for by name."""
+    platforms = sorted({device.platform for device in devices})
+    asked = options.implementation if options is not None else None
+    if asked is CommunicationImplementation.NCCL and platforms != ["gpu"]:
+        raise errors.UnimplementedError(
+            errors.describe(
+                f"`implementation` = {asked.name!r}, and the replicas are on: "
+                f"{', '.join(platforms)}.",
+                why="NCCL connects GPUs only.",
+                fix="Leave `implementation` out, or pass 'AUTO': between processes, CPUs use Gloo.",
+            )
+        )
