@@ -7,6 +7,7 @@ or it raises an error that names what differs.
 import importlib as _importlib
 import typing as _typing
 
+from replicax import _log
 from replicax import cluster as cluster
 from replicax import data as data
 from replicax import devices as devices
@@ -143,4 +144,5 @@ __all__ = [
     "value_and_grad",
 ]
 
+_log.apply_environment()
 devices.apply_environment()
