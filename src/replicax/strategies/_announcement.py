@@ -39,21 +39,25 @@ def announce(strategy: Strategy) -> None:
     _log.tell(title, facts, by_chief=strategy.is_chief)
 
 
-def implementation(devices: Sequence[jax.Device]) -> str:
-    """What carries the collectives of these devices."""
-    processes = {device.process_index for device in devices}
-    platform = devices[0].platform
-    if len(devices) == 1:
+def carrier(platform: str, replicas: int, processes: int) -> str:
+    """What carries the collectives of that many devices.
+
+    Examples:
+        >>> carrier("cpu", 4, 2)
+        'Gloo, over TCP'
+    """
+    if replicas == 1:
         return "none: there is one replica"
     if platform == "gpu":
         return "NCCL (RCCL on AMD)"
     if platform == "tpu":
         return "the interconnect of the TPUs"
-    return "memory of this process" if len(processes) == 1 else "Gloo, over TCP"
+    return "the memory of the process" if processes == 1 else "Gloo, over TCP"
 
 
 def _collectives(strategy: Strategy) -> str:
-    found = implementation(strategy.replica_mesh.devices)
+    platform = strategy.replica_mesh.devices[0].platform
+    found = carrier(platform, strategy.num_replicas_in_sync, strategy.worker_count)
     asked = strategy.communication_options.implementation.name
     packed = strategy.communication_options.bytes_per_pack
     if asked != "AUTO":
