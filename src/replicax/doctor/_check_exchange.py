@@ -62,10 +62,8 @@ def pairs(
     wrong = [one for one in found if not one["is_right"]]
     slow = [] if are_alike else outliers(found)
     latencies, speeds = ([one[name] for one in found] for name in ("latency", "bandwidth"))
-    what = f"{len(found)} of {wanted} pairs: {min(latencies) * 1e6:.0f} to "
-    what += (
-        f"{max(latencies) * 1e6:.0f} us, {min(speeds) / 1e9:.2f} to {max(speeds) / 1e9:.2f} GB/s"
-    )
+    what = f"{len(found)} of {wanted} pairs: {_range(latencies, 1e6, 0)} us, "
+    what += f"{_range(speeds, 1e-9, 2)} GB/s"
     rows = [_row(one) for one in (wrong or slow)[:_MOST_ROWS]]
     table = Table(("pair", "us", "GB/s", "right"), rows)
     yield Finding(
@@ -78,6 +76,12 @@ def pairs(
         else "what they compute together cannot be trusted.",
         fix="look at `nvidia-smi topo -m`, at the cable, and at what else uses the link.",
     )
+
+
+def _range(found: Sequence[float], scale: float, digits: int) -> str:
+    """The least and the greatest, or the only one."""
+    ends = dict.fromkeys(f"{scale * each(found):.{digits}f}" for each in (min, max))
+    return " to ".join(ends)
 
 
 def _row(one: Mapping[str, Any]) -> list[object]:

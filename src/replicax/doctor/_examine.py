@@ -96,7 +96,8 @@ def examine(*, quick: bool = False, hosts: Sequence[str] = (), port: int | None 
     findings += merged([list(judged(each)) for each in told])
     if meeting is not None:
         findings += meeting.findings()
-    return Report(findings=findings, facts=told, seconds=time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return Report(findings=findings, facts=told, seconds=seconds, rank=rank)
 
 
 def _are_several_hosts(resolver: ClusterResolver | None) -> bool:

@@ -116,6 +116,7 @@ class Report:
         findings: Everything that was looked at, the worst first.
         facts: What each worker told, by rank; of one process: its own.
         seconds: How long it took.
+        rank: The worker that made it. All have the same; worker 0 is the one to print it.
 
     Examples:
         >>> fine = Finding(id="cpus", what="4 CPUs.")
@@ -128,6 +129,7 @@ class Report:
     findings: Sequence[Finding]
     facts: Sequence[Mapping[str, Any]]
     seconds: float
+    rank: int = 0
 
     def __post_init__(self) -> None:
         """Puts the worst first."""
@@ -170,14 +172,21 @@ def _counted(count: int, what: str) -> str:
 
 
 def _wrapped(text: str, first: str, later: str) -> str:
-    return textwrap.fill(
-        " ".join(text.split()),
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=later,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    """The lines of a text, each of them broken where it is too long."""
+    told = []
+    for number, line in enumerate(text.splitlines()):
+        lead = first if number == 0 else later
+        told.append(
+            textwrap.fill(
+                line,
+                _WIDTH,
+                initial_indent=lead,
+                subsequent_indent=later,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
+    return "\n".join(told)
 
 
 def _plain(cell: object) -> object:

@@ -11,6 +11,7 @@ import jax
 
 from replicax.cluster import ClusterResolver, Runtime, join_cluster, runtime
 from replicax.cluster._startup import facts as compared_facts
+from replicax.collectives import TURNS
 from replicax.errors import Table
 
 from ._check_exchange import group, pairs
@@ -69,6 +70,7 @@ class Meeting:
         for place, device in enumerate(devices):
             first.setdefault(device.process_index, place)
         wanted = pairs_of(len(first), _MOST_PAIRS)
+        TURNS.settle()
         with worker.guard():
             whole = of_group(devices)
             own = [of_pair(devices, (first[a], first[b])) for a, b in wanted]
@@ -91,9 +93,7 @@ class Meeting:
             yield Finding(
                 id="workers",
                 status="failure",
-                what=f"The workers cannot start together: {self.error}",
-                why=f"{type(self.error).__name__}.",
-                fix="see what it says, and the other findings.",
+                what=f"The workers cannot start together ({type(self.error).__name__}).\n{self.error}",
             )
         else:
             hosts = sorted({str(one["own_name"].get("name", "?")) for one in self.facts})
