@@ -20,7 +20,9 @@ def doctor(argv: Sequence[str]) -> int:
     from replicax.doctor import examine  # noqa: PLC0415 - other commands start without it
 
     options = _parser().parse_args(argv)
-    report = examine(quick=options.quick, hosts=options.host, port=options.port)
+    report = examine(
+        quick=options.quick, alone=options.alone, hosts=options.host, port=options.port
+    )
     if report.rank:
         return 0  # Worker 0 speaks for all.
     sys.stdout.write((report.to_json() if options.json else str(report)) + "\n")
@@ -34,6 +36,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="without what takes seconds")
+    parser.add_argument(
+        "--alone", action="store_true", help="this process only, even where it is one of a job"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, with all facts")
     parser.add_argument(
         "--host",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ._process import run
+from ._process import child_environment, run
 
 PAIRS_S = 8.0
 """How long pairs of devices are tried, one after the other."""
@@ -23,11 +23,12 @@ def backend(environment: Mapping[str, str], seconds: float, *, is_quick: bool) -
         seconds: How long it may take.
         is_quick: Whether collectives are left out.
     """
-    gentle = dict(environment) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    gentle = child_environment(environment, XLA_PYTHON_CLIENT_PREALLOCATE="false")
     with tempfile.TemporaryDirectory(prefix="replicax-doctor-") as folder:
         path = Path(folder) / "found"
         extent = "quick" if is_quick else "whole"
-        command = [sys.executable, "-m", "replicax.doctor._child", str(path), extent, str(PAIRS_S)]
+        command = [sys.executable, "-P", "-m", "replicax.doctor._child", str(path), extent]
+        command.append(str(PAIRS_S))
         ended = run(command, seconds, gentle)
         told = json.loads(path.read_text()) if path.exists() else {"stage": "importing replicax"}
     if ended.code != 0:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ._process import run
+from ._process import child_environment, run
 
 LIMIT_S = 45.0
 _DEVICES = re.compile(r"--xla_force_host_platform_device_count=\d+")
@@ -34,7 +34,7 @@ def dead_peer(environment: Mapping[str, str], seconds: float = LIMIT_S) -> dict[
     """
     clean = {n: value for n, value in environment.items() if not n.startswith(_OF_A_JOB)}
     clean["XLA_FLAGS"] = _DEVICES.sub("", clean.get("XLA_FLAGS", ""))
-    clean |= {"JAX_PLATFORMS": "cpu", "REPLICAX_LOG": "warning"}
+    clean = child_environment(clean, JAX_PLATFORMS="cpu", REPLICAX_LOG="warning")
     with tempfile.TemporaryDirectory(prefix="replicax-doctor-") as folder:
         path = Path(folder) / "survivor"
         command = [sys.executable, "-m", "replicax", "run", "--standalone", "--nproc-per-node=2"]

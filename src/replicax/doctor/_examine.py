@@ -51,7 +51,13 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
 """Each check, and the facts that it needs."""
 
 
-def examine(*, quick: bool = False, hosts: Sequence[str] = (), port: int | None = None) -> Report:
+def examine(
+    *,
+    quick: bool = False,
+    alone: bool = False,
+    hosts: Sequence[str] = (),
+    port: int | None = None,
+) -> Report:
     """Looks at this machine, and at all workers of the job that this process is one of.
 
     Nothing hangs: jax's devices are started by a child process with a time limit, and a part that
@@ -60,6 +66,7 @@ def examine(*, quick: bool = False, hosts: Sequence[str] = (), port: int | None 
 
     Args:
         quick: Leaves out what takes seconds: collectives, and the death of a process.
+        alone: Leaves the other workers alone, even where the environment tells of a job.
         hosts: Addresses `host` or `host:port` of other hosts, which are looked up and connected to.
         port: The first of the three ports that host 0 of a job listens on.
 
@@ -79,7 +86,7 @@ def examine(*, quick: bool = False, hosts: Sequence[str] = (), port: int | None 
     if not 0 < first <= _LAST_PORT - _PORTS:
         raise InvalidArgumentError(describe(f"{port!r} is not the first of three ports."))
     findings: list[Finding] = []
-    resolver = _resolver(findings)
+    resolver = None if alone else _resolver(findings)
     asked = {
         "hosts": [host_of(each) for each in hosts],
         "ports": port is not None,
@@ -88,7 +95,8 @@ def examine(*, quick: bool = False, hosts: Sequence[str] = (), port: int | None 
     rank = 0 if resolver is None else resolver.rank
     facts = gathered(_parts(os.environ, list(hosts), first, is_quick=quick, rank=rank))
     facts |= {"asked": asked}
-    several = (resolver is not None and resolver.world_size > 1) or _is_worker()
+    several = resolver is not None and resolver.world_size > 1
+    several = not alone and (several or _is_worker())
     meeting = Meeting(facts) if several else None
     if meeting is not None:
         meeting.hold(resolver, is_quick=quick)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 _LAST_WORDS = 3000
 _REAP_S = 2.0
@@ -37,6 +38,13 @@ class Ended:
             with contextlib.suppress(ValueError):
                 return f"was ended by {signal.Signals(-self.code).name}"
         return f"ended with exit code {self.code}"
+
+
+def child_environment(environment: Mapping[str, str], **more: str) -> dict[str, str]:
+    """Variables with which a child finds this very package, wherever it was imported from."""
+    home = str(Path(__file__).parents[2])
+    path = [home, environment.get("PYTHONPATH", "")]
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, path)), **more}
 
 
 def run(command: Sequence[str], seconds: float, environment: Mapping[str, str]) -> Ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import jax
 
+from replicax._log import logger
 from replicax.cluster import ClusterResolver, Runtime, join_cluster, runtime
 from replicax.cluster._startup import facts as compared_facts
 from replicax.collectives import TURNS
@@ -17,6 +19,8 @@ from replicax.errors import Table
 from ._check_exchange import group, pairs
 from ._exchange import of_group, of_pair, pairs_of
 from ._findings import Finding
+
+_LOGGER = logger("doctor")
 
 _TICKS, _MOST_PAIRS = 7, 15
 _APART_S = 1.0
@@ -47,6 +51,9 @@ class Meeting:
         try:
             worker = runtime()
             if worker is None:
+                if resolver is not None and "REPLICAX_CONTROL" not in os.environ:
+                    others = resolver.world_size - 1
+                    _LOGGER.warning("%s tells of %d other workers: waiting.", resolver, others)
                 worker = join_cluster(resolver, first=self._first)
             else:
                 self._first(worker)
@@ -90,10 +97,11 @@ class Meeting:
         """What the workers have in common, and where they differ."""
         count = len(self.facts)
         if self.error is not None:
+            kind = type(self.error).__name__
             yield Finding(
                 id="workers",
                 status="failure",
-                what=f"The workers cannot start together ({type(self.error).__name__}).\n{self.error}",
+                what=f"The workers cannot start together ({kind}).\n{self.error}",
             )
         else:
             hosts = sorted({str(one["own_name"].get("name", "?")) for one in self.facts})
