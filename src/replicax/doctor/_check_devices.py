@@ -69,7 +69,7 @@ def check_devices(facts: Facts) -> Iterator[Finding]:
     named += "" if kinds == ["cpu"] else f" ({', '.join(kinds)})"
     one = " One replica: nothing is distributed." if count == 1 else ""
     yield Finding(id="devices", what=f"A strategy uses {named} of this process.{one}")
-    by = carrier(platform, count, 1)
+    by = carrier(platform, max(2, count), 1)
     over = carrier(platform, 2, 2)
     nccl = [f"{n} {v}" for n, v in facts["versions"]["plugins"].items() if "nccl" in n]
     more = f" ({', '.join(nccl)})" if nccl and platform == "gpu" else ""

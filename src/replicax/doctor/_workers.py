@@ -52,8 +52,8 @@ class Meeting:
             worker = runtime()
             if worker is None:
                 if resolver is not None and "REPLICAX_CONTROL" not in os.environ:
-                    others = resolver.world_size - 1
-                    _LOGGER.warning("%s tells of %d other workers: waiting.", resolver, others)
+                    size = resolver.world_size
+                    _LOGGER.warning("Waiting for all %d workers, of which this is one.", size)
                 worker = join_cluster(resolver, first=self._first)
             else:
                 self._first(worker)
