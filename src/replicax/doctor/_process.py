@@ -61,12 +61,13 @@ def run(command: Sequence[str], seconds: float, environment: Mapping[str, str]) 
             env=dict(environment),
             start_new_session=True,
         )
-        code: int | None = None
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                code = child.wait(seconds)
+                child.wait(seconds)
         finally:
-            _kill(child)
+            code = child.returncode
+            if code is None:  # Else its number may be another's by now.
+                _kill(child)
         texts = []
         for file in (out, err):
             file.seek(0)
@@ -75,7 +76,7 @@ def run(command: Sequence[str], seconds: float, environment: Mapping[str, str]) 
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    """Ends what is left of the session. A process that hangs in the kernel is left behind."""
+    """Ends the session. A process that hangs in the kernel is left behind."""
     with contextlib.suppress(OSError):
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
