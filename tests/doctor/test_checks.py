@@ -31,6 +31,7 @@ def here():
     facts["own_name"] = {"name": "node0", "addresses": ["10.0.0.1"], "error": None}
     facts["gpu_memory"] = {"gpus": []}
     facts["asked"] = {"hosts": [], "ports": False, "several_hosts": False}
+    facts["asked"] |= {"devices": None, "local_workers": 1}
     return facts
 
 
@@ -85,18 +86,23 @@ def test_gpus_that_jax_does_not_use(here, tmp_path, settings, kind, status, word
 
 
 def test_gpus_that_jax_uses_in_part(here, tmp_path):
-    backend = {"platform": "gpu", "devices": [{"id": 0, "kind": "H100"}]}
-    settings = {"CUDA_VISIBLE_DEVICES": "1"}
+    changes = {
+        "backend": {"platform": "gpu", "devices": [{"id": 0, "kind": "H100"}]},
+        "settings": {"CUDA_VISIBLE_DEVICES": "1"},
+        "hardware": machine(tmp_path, 4),
+    }
 
-    found = judged(
-        here,
-        "hidden-devices",
-        hardware=machine(tmp_path, 4),
-        backend=backend,
-        settings=settings,
-    )
+    found = judged(here, "hidden-devices", **changes)
+    assert found.what.startswith("jax sees 1 of 4 GPU")
+    assert found.status == "warning"
+    found = judged(here, "hidden-devices", **changes, asked={"local_workers": 4})
+    assert (found.status, "share of one of 4 workers" in found.what) == ("ok", True)
 
-    assert "jax sees 1 of 4 GPU" in found.what
+
+def test_another_number_of_devices_than_expected(here):
+    assert judged(here, "devices", asked={"devices": 1}).status == "ok"
+    found = judged(here, "devices", asked={"devices": 8})
+    assert (found.status, "1 CPU device of this process, not 8" in found.what) == ("failure", True)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,11 @@ def doctor(argv: Sequence[str]) -> int:
 
     options = _parser().parse_args(argv)
     report = examine(
-        quick=options.quick, alone=options.alone, hosts=options.host, port=options.port
+        quick=options.quick,
+        alone=options.alone,
+        devices=options.devices,
+        hosts=options.host,
+        port=options.port,
     )
     if report.rank:
         return 0  # Worker 0 speaks for all.
@@ -38,6 +42,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="without what takes seconds")
     parser.add_argument(
         "--alone", action="store_true", help="this process only, even where it is one of a job"
+    )
+    parser.add_argument(
+        "--devices", type=int, metavar="N", help="how many each process should see; else it fails"
     )
     parser.add_argument("--json", action="store_true", help="print JSON, with all facts")
     parser.add_argument(

@@ -67,8 +67,16 @@ def check_devices(facts: Facts) -> Iterator[Finding]:
     kinds = sorted({one["kind"] for one in found["devices"]})
     named = f"{count} {platform.upper()} device{'' if count == 1 else 's'}"
     named += "" if kinds == ["cpu"] else f" ({', '.join(kinds)})"
+    expected = facts["asked"]["devices"]
+    is_other = expected is not None and expected != count
     one = " One replica: nothing is distributed." if count == 1 else ""
-    yield Finding(id="devices", what=f"A strategy uses {named} of this process.{one}")
+    yield Finding(
+        id="devices",
+        status="failure" if is_other else "ok",
+        what=f"A strategy uses {named} of this process{f', not {expected}' * is_other}.{one}",
+        why=f"--devices {expected} expects another number.",
+        fix="see what hides the others, or why they are not used, in the other findings.",
+    )
     by = carrier(platform, max(2, count), 1)
     over = carrier(platform, 2, 2)
     nccl = [f"{n} {v}" for n, v in facts["versions"]["plugins"].items() if "nccl" in n]
@@ -98,15 +106,18 @@ def _accelerators(facts: Facts, platform: str, count: int) -> Iterator[Finding]:
             )
         elif there > seen or (reasons and not there):
             shown = f"jax sees {seen} of {there} {name} of this machine."
-            if not there:
+            workers = facts["asked"]["local_workers"]
+            is_share = workers > 1 and seen * workers == there
+            if is_share:
+                reasons = [f"That is the share of one of {workers} workers."]
+            elif not there:
                 shown = f"The system tells of no {name} here."
             yield Finding(
                 id="hidden-devices",
-                status="warning" if there else "ok",
+                status="warning" if there and not is_share else "ok",
                 what=f"{shown} {' '.join(reasons)}".strip(),
                 why="a strategy trains on what jax sees, in silence.",
-                fix="unset or correct the variable, unless this is meant: each worker of "
-                "`replicax run` gets its share of the GPUs.",
+                fix="unset or correct the variable, unless this is meant.",
             )
 
 

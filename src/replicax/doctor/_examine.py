@@ -55,6 +55,7 @@ def examine(
     *,
     quick: bool = False,
     alone: bool = False,
+    devices: int | None = None,
     hosts: Sequence[str] = (),
     port: int | None = None,
 ) -> Report:
@@ -67,6 +68,7 @@ def examine(
     Args:
         quick: Leaves out what takes seconds: collectives, and the death of a process.
         alone: Leaves the other workers alone, even where the environment tells of a job.
+        devices: How many devices jax should see in this process; another number is a failure.
         hosts: Addresses `host` or `host:port` of other hosts, which are looked up and connected to.
         port: The first of the three ports that host 0 of a job listens on.
 
@@ -90,6 +92,8 @@ def examine(
     asked = {
         "hosts": [host_of(each) for each in hosts],
         "ports": port is not None,
+        "devices": devices,
+        "local_workers": (resolver and resolver.local_world_size) or 1,
         "several_hosts": bool(hosts) or _are_several_hosts(resolver),
     }
     rank = 0 if resolver is None else resolver.rank
