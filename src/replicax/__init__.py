@@ -7,6 +7,7 @@ or it raises an error that names what differs.
 import importlib as _importlib
 import typing as _typing
 
+from replicax import _log
 from replicax import cluster as cluster
 from replicax import data as data
 from replicax import devices as devices
@@ -64,6 +65,7 @@ from replicax.verification import check_replicas_work as check_replicas_work
 
 if _typing.TYPE_CHECKING:
     from replicax import checkpoint as checkpoint
+    from replicax import doctor as doctor
     from replicax import keras as keras
     from replicax import nnx as nnx
     from replicax import testing as testing
@@ -73,7 +75,7 @@ else:
 
     def __getattr__(name: str) -> _typing.Any:
         """Import what is not always needed at its first use: `checkpoint` loads Orbax, a second."""
-        if name in ("checkpoint", "keras", "nnx", "testing"):
+        if name in ("checkpoint", "doctor", "keras", "nnx", "testing"):
             return _importlib.import_module(f"replicax.{name}")
         if name in ("PreemptionHandler", "TerminationConfig"):
             return getattr(_importlib.import_module("replicax.checkpoint"), name)
@@ -128,6 +130,7 @@ __all__ = [
     "compute_average_loss",
     "data",
     "devices",
+    "doctor",
     "errors",
     "explain",
     "function",
@@ -143,4 +146,5 @@ __all__ = [
     "value_and_grad",
 ]
 
+_log.apply_environment()
 devices.apply_environment()

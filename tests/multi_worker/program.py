@@ -7,6 +7,7 @@ result. Each `checks_*.py` adds its checks when it is imported.
 
 from __future__ import annotations
 
+import checks_doctor  # noqa: F401
 import checks_input  # noqa: F401
 import checks_models  # noqa: F401
 import checks_order  # noqa: F401

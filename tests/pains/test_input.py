@@ -88,7 +88,7 @@ def test_d1_replicas_read_different_rows(strategy):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("source", ["array", "batches"])
 def test_d2_one_process_reads_everything_without_a_warning(strategy, policy, source, caplog):
-    caplog.set_level(logging.INFO, logger="replicax")
+    caplog.set_level(logging.WARNING, logger="replicax")
     if source == "array":
         batches = distributed(strategy, np.arange(8), 4, policy=policy)
     else:

@@ -153,7 +153,7 @@ def d3(job: Job) -> Any:
     logger, notices = logging.getLogger("replicax"), Notices()
     level = logger.level
     logger.addHandler(notices)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.WARNING)
     shared = job.strategy.distribute_dataset(dataset)
     logger.removeHandler(notices)
     logger.setLevel(level)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import time
 from collections import deque
@@ -13,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from replicax import errors
+from replicax._log import logger
 from replicax.checkpoint._checkpoint import Checkpoint, commits
 from replicax.checkpoint._restoration import RestoreStatus
 from replicax.checkpoint._taken import put_back
@@ -26,7 +26,7 @@ _CALLS = "total_run_calls"
 _SPARE_CALLS = 6
 """How many calls' time is kept for the last save of a grace period."""
 
-_LOGGER = logging.getLogger("replicax")
+_LOGGER = logger("checkpoint")
 _numbers = itertools.count()
 _in_use: list[PreemptionHandler] = []
 

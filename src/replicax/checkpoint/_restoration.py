@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from replicax import errors
+from replicax._log import logger
 from replicax.checkpoint._containers import IN_PLACE, is_leaf
 from replicax.checkpoint._leaves import Leaves, find_leaves, replace_leaves
 from replicax.checkpoint._records import Record, assign, fits, like, record_of
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from replicax.checkpoint._checkpoint import Checkpoint
     from replicax.checkpoint._storage import Arrays
 
-_LOGGER = logging.getLogger("replicax")
+_LOGGER = logger("checkpoint")
 
 
 class Saved(NamedTuple):

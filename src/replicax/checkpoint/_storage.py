@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import logging
 import os
 import re
 import shutil
@@ -21,13 +20,14 @@ import numpy as np
 import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 
 from replicax import errors
+from replicax._log import logger
 from replicax.cluster import is_alone
 
 FORMAT = "replicax.checkpoint"
 VERSION = 1
 
 _COMMIT = re.compile(r"commit-(\d{6,})")
-_LOGGER = logging.getLogger("replicax")
+_LOGGER = logger("checkpoint")
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

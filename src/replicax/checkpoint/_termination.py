@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 import signal
 import sys
@@ -13,6 +12,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from replicax import errors
+from replicax._log import logger
 
 PREEMPTED_EXIT_CODE = 42
 """The exit code of a program that was told to leave, and has saved."""
@@ -23,7 +23,7 @@ WATCH_S = 1.0
 _END_S = 5.0
 """How long `close` waits for a call of it."""
 
-_LOGGER = logging.getLogger("replicax")
+_LOGGER = logger("checkpoint")
 
 
 @dataclasses.dataclass(frozen=True)

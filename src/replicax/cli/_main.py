@@ -7,16 +7,22 @@ from collections.abc import Callable, Sequence
 
 from replicax.errors import InvalidArgumentError, ReplicaxError
 
+from ._doctor import doctor
 from ._explain import explain
 from ._run import run
 
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"run": run, "explain": explain}
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "run": run,
+    "doctor": doctor,
+    "explain": explain,
+}
 
 _USAGE = """\
 usage: replicax COMMAND ...
 
 commands:
   run        start the workers of a job, watch them, and report the first failure
+  doctor     look at this machine, or all workers: what is wrong, why, and what to do
   explain    show what a step is: its boundary, proof, collectives, memory and cost
 
 `replicax COMMAND --help` tells more.

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from replicax._log import logger
 from replicax.cluster import LaunchOptions, Timeouts, expand_hostlist, launch
 from replicax.cluster._addresses import is_loopback, split_address
 from replicax.cluster._joining import SECRET, SECRET_FILE, secret_of
@@ -30,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
         sys.stdout.write(usage())
         return 0
     # What the master logs of a failure stands in the box at the end.
-    logging.getLogger("replicax.cluster").addHandler(logging.NullHandler())
+    logger("cluster").addHandler(logging.NullHandler())
     return launch(options_of(parsed, os.environ))
 
 

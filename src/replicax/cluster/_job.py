@@ -6,9 +6,10 @@ No sockets and no clocks: events come in with the time, messages go out through 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import signal
 from collections.abc import Callable
+
+from replicax._log import logger
 
 from ._failure import Failure
 from ._frames import BadFrameError, Message, pack
@@ -20,7 +21,7 @@ from ._silence import Silence, identity
 from ._startup import table_of
 from ._timeouts import Timeouts
 
-_log = logging.getLogger(__name__)
+_log = logger("cluster")
 
 EXIT_STATUS_S = 0.15
 """How long a lost connection waits for the exit status of its process, which says more."""

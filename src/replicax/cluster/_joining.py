@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from replicax.errors import (
@@ -26,7 +26,10 @@ TIMEOUTS = "REPLICAX_TIMEOUTS"
 
 
 def join_cluster(
-    resolver: ClusterResolver | None = None, timeouts: Timeouts | None = None
+    resolver: ClusterResolver | None = None,
+    timeouts: Timeouts | None = None,
+    *,
+    first: Callable[[Runtime], None] | None = None,
 ) -> Runtime | None:
     """Joins the job that this process is a worker of. Context: any; starts jax. Collective.
 
@@ -36,6 +39,7 @@ def join_cluster(
     Args:
         resolver: Describes the job; None takes what `detect_cluster` finds.
         timeouts: How long to wait for what; None takes those of `replicax run`, else the defaults.
+        first: Is called once the workers can meet, before anything of theirs is compared.
 
     Returns:
         This process's place in the job; None where it has no other workers.
@@ -64,9 +68,11 @@ def join_cluster(
         launched = TorchrunResolver()
         _check_same(launched.rank, launched.world_size, resolver, "replicax run")
         meeting = os.environ.get(COORDINATOR)
-        return Runtime.join(rank, size, control, meeting, secret, timeouts, addresses=known)
+        return Runtime.join(
+            rank, size, control, meeting, secret, timeouts, addresses=known, first=first
+        )
     return Runtime.join_without_launcher(
-        rank, size, resolver.coordinator(), secret, timeouts, addresses=known
+        rank, size, resolver.coordinator(), secret, timeouts, addresses=known, first=first
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Protocol
 
 import jax
 
+from replicax._log import logger
 from replicax.errors import CollectiveTimeoutError, ReplicaxError
 
 from ._compat import coordination_client
@@ -28,7 +28,7 @@ _LOOK_S = 0.1
 _POLL_MS = 250
 _END_S = 5.0
 
-_log = logging.getLogger("replicax")
+_log = logger("cluster")
 
 
 class Link(Protocol):

@@ -51,6 +51,7 @@ class Runtime(Worker):
         timeouts: Timeouts,
         *,
         addresses: Sequence[str] | None = None,
+        first: Callable[[Runtime], None] | None = None,
     ) -> Runtime:
         """Joins the job, meets all other workers, and starts jax's devices. Collective.
 
@@ -63,6 +64,7 @@ class Runtime(Worker):
             secret: The secret of the job.
             timeouts: How long to wait for what.
             addresses: Where each worker was expected, for messages; equal on all workers.
+            first: Is called once the workers can meet, before anything of theirs is compared.
 
         Raises:
             DevicesStartedError: jax's devices were used before.
@@ -78,7 +80,7 @@ class Runtime(Worker):
         worker._host = split_address(control_address)[0]
         _current = worker
         try:
-            worker._start(coordinator_address)
+            worker._start(coordinator_address, first)
         except BaseException as error:
             worker.fail(error)
             worker._end()
@@ -95,6 +97,7 @@ class Runtime(Worker):
         timeouts: Timeouts,
         *,
         addresses: Sequence[str] | None = None,
+        first: Callable[[Runtime], None] | None = None,
     ) -> Runtime:
         """Joins a job that nothing of ours has launched: worker 0 starts the master. Collective.
 
@@ -109,6 +112,7 @@ class Runtime(Worker):
             secret: The secret of the job.
             timeouts: How long to wait for what.
             addresses: Where each worker was expected, for messages; equal on all workers.
+            first: Is called once the workers can meet, before anything of theirs is compared.
 
         Raises:
             DevicesStartedError: jax's devices were used before.
@@ -125,7 +129,7 @@ class Runtime(Worker):
             )
         try:
             worker = cls.join(
-                rank, world_size, address, None, secret, timeouts, addresses=addresses
+                rank, world_size, address, None, secret, timeouts, addresses=addresses, first=first
             )
         except BaseException:
             if master is not None:
@@ -134,7 +138,9 @@ class Runtime(Worker):
         worker._master = master
         return worker
 
-    def _start(self, coordinator_address: str | None) -> None:
+    def _start(
+        self, coordinator_address: str | None, first: Callable[[Runtime], None] | None
+    ) -> None:
         ORDER.restart()
         ORDER.is_watched = True
         self._endings.install()
@@ -144,6 +150,8 @@ class Runtime(Worker):
             self._welcomed.wait(self.timeouts.start)
         if self._refused is not None:
             raise StartupError(describe(f"The master refused worker {self.rank}: {self._refused}"))
+        if first is not None:
+            first(self)
         seconds = self.timeouts.start
         facts = _startup.facts(self._addresses)
         _startup.compare(self.gather("start/programs", facts, timeout=seconds))

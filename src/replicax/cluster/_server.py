@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Protocol
+
+from replicax._log import logger
 
 from ._frames import BadFrameError, Decoder, Message
 from ._handshake import HANDSHAKE_S, HandshakeError, admit
 
-_log = logging.getLogger(__name__)
+_log = logger("cluster")
 
 MAX_STRANGERS = 128
 """Connections that may be unproved at once; one more pushes the oldest out."""

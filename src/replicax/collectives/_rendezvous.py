@@ -20,12 +20,12 @@ import contextvars
 import ctypes
 import dataclasses
 import enum
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
+from replicax._log import logger
 from replicax.errors import (
     CallSite,
     ContextError,
@@ -46,7 +46,7 @@ from ._reports import (
 
 T = TypeVar("T")
 
-_logger = logging.getLogger("replicax.collectives")
+_logger = logger("collectives")
 
 # After Ctrl-C, a replica that is inside a long call of a C library cannot be stopped. The user
 # is not kept waiting for it longer than this.

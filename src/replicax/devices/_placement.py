@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
@@ -10,6 +9,7 @@ from typing import TypeAlias
 
 import jax
 
+from replicax._log import logger
 from replicax.errors import (
     ArgumentTypeError,
     InvalidArgumentError,
@@ -24,7 +24,7 @@ from ._spec import DeviceSpec
 
 DeviceLike: TypeAlias = str | DeviceSpec | jax.Device
 
-_LOGGER = logging.getLogger(__name__)
+_LOGGER = logger("devices")
 _DEVICE_HELP = 'pass a string such as "GPU:0", a DeviceSpec, or a jax.Device.'
 
 

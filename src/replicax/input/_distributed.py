@@ -9,6 +9,7 @@ import jax
 
 from replicax import _integrations, errors
 from replicax.input._agreed import AgreedFeed, agree_on_plan
+from replicax.input._announcement import announce
 from replicax.input._iterator import DistributedIterator, require_outside
 from replicax.input._options import InputOptions, checked_options
 from replicax.input._plan import InputPlan, plan_input
@@ -190,7 +191,9 @@ def made(
 ) -> DistributedDataset:
     """A distributed dataset, of the class that the imported libraries ask for."""
     _integrations.load()
-    return _KINDS[-1](feed, mesh, options, plan)
+    dataset = _KINDS[-1](feed, mesh, options, plan)
+    announce(dataset)
+    return dataset
 
 
 def distribute(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from replicax import errors
+from replicax._log import logger
 from replicax.input._policies import AutoShardPolicy
 from replicax.input._rebatched import Rebatched
 from replicax.input._sources import Elements
 from replicax.input._split import Seats
 from replicax.input._words import counted
 
-_LOGGER = logging.getLogger("replicax")
+_LOGGER = logger("input")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import errors
+from replicax._log import logger
 from replicax._threads import current_settings, settings
 from replicax.collectives import Meet, Request, local, run_replicas
 from replicax.step._arguments import Leaf, check_components, flatten_arguments
@@ -52,7 +52,7 @@ from replicax.values import (
 )
 from replicax.values._lending import mark_lent
 
-_logger = logging.getLogger("replicax")
+_logger = logger("step")
 
 
 class _Run:

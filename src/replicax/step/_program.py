@@ -18,6 +18,7 @@ from replicax import errors
 from replicax.cluster import ORDER
 from replicax.collectives import IN_FLIGHT, TURNS
 from replicax.step._access import out_of_reach
+from replicax.step._announcement import compiling
 from replicax.step._callbacks import Callbacks, failure_of_any_worker, run_to_the_end
 from replicax.step._first_leaves import (
     FirstLeaf,
@@ -279,6 +280,7 @@ class Program:
         positions += [count + place for place in self.donated if isinstance(place, int)]
         positions = [] if self._keeps_state else positions
         body = functools.partial(self._body)  # Equal functions would share their traces.
+        body.__name__ = self.function.__name__  # type: ignore[attr-defined] # for jax's own reports
         if self._mesh is None:
             return jax.jit(body, donate_argnums=positions)
         args, kwargs = layouts(self._mesh, (tuple(args), kwargs))
@@ -311,6 +313,7 @@ class Program:
             written, args = parts[0], parts[1:]
         leaves, structure = jax.tree.flatten((args, {**kwargs, **named}))
         traced = self._trace(structure, leaves)
+        compiling(self, traced)
         values = dict(zip(self.written + self.read, [*written, *read], strict=True))
         new, result = traced.evaluate(values, leaves)
         by_variable = dict(zip(traced.written, new, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,7 @@ class Traced:
         entries: The collectives that the replica functions asked for, in order.
         runs: The runs of replica functions, in order.
         callbacks: The host callbacks.
+        seconds: How long it took.
     """
 
     jaxpr: Any
@@ -60,6 +62,7 @@ class Traced:
     entries: tuple[Entry, ...]
     runs: tuple[RunFacts, ...]
     callbacks: Callbacks
+    seconds: float
 
     def evaluate(self, values: dict[Variable, Any], leaves: Sequence[Any]) -> tuple[list[Any], Any]:
         """Emit the program into the current trace.
@@ -93,6 +96,7 @@ def trace(
         leaves: The argument leaves, or tracers for them.
         function_id: Marks per-replica results as coming from this function.
     """
+    began = time.perf_counter()
     _deferred.settle()
     variables = tuple(live_variables())
     facts: dict[str, Any] = {}
@@ -124,7 +128,8 @@ def trace(
     jaxpr = jax.make_jaxpr(flat)(avals, list(leaves))
     _note_use_of_objects(jaxpr.jaxpr, variables, facts)
     jaxpr = with_caught_callbacks(jaxpr, facts["callbacks"], None)
-    return Traced(jaxpr=jaxpr, variables=variables, **facts)
+    seconds = time.perf_counter() - began
+    return Traced(jaxpr=jaxpr, variables=variables, seconds=seconds, **facts)
 
 
 def _state(variable: Variable) -> Any:

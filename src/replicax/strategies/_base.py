@@ -24,6 +24,7 @@ from replicax.step import (
     run,
 )
 from replicax.strategies._aliases import TensorFlowAliases
+from replicax.strategies._announcement import announce
 from replicax.strategies._cross_replica import CrossReplicaOperations
 from replicax.strategies._extended import StrategyExtended
 from replicax.strategies._value_context import ValueContext
@@ -68,6 +69,11 @@ class Strategy(CrossReplicaOperations, TensorFlowAliases):
         self.extended = StrategyExtended(self)
         self.random_stream = RandomStream(self, seed=0)
         self.group_key = self.collective_keys.group_key(self.extended.worker_devices)
+        if self.is_announced:
+            announce(self)
+
+    is_announced = True
+    """Whether the log says that such a strategy was made."""
 
     # -- facts ------------------------------------------------------------------
 

@@ -36,6 +36,8 @@ class OneDeviceStrategy(Strategy):
 class DefaultStrategy(Strategy):
     """The strategy in force outside of every scope: one replica on JAX's default device."""
 
+    is_announced = False  # Nobody has made it.
+
     def __init__(self) -> None:
         super().__init__([rx_devices.default_devices()[0]])
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from replicax._log import ENVIRONMENT_NAME
 from replicax.cluster._timeouts import Timeouts
 
 from ._environment import JobPlace, worker_environment
@@ -56,7 +57,11 @@ class LocalWorkers:
         try:
             for local_rank in range(options.workers):
                 environment = worker_environment(
-                    os.environ, place, local_rank, timeouts=timeouts, secret_file=secret_file
+                    {ENVIRONMENT_NAME: "info"} | os.environ,
+                    place,
+                    local_rank,
+                    timeouts=timeouts,
+                    secret_file=secret_file,
                 )
                 self._start(options, local_rank, environment, logs)
         except BaseException:
