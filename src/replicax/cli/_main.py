@@ -8,9 +8,14 @@ from collections.abc import Callable, Sequence
 from replicax.errors import InvalidArgumentError, ReplicaxError
 
 from ._explain import explain
+from ._inspect import inspect
 from ._run import run
 
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"run": run, "explain": explain}
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "run": run,
+    "explain": explain,
+    "inspect": inspect,
+}
 
 _USAGE = """\
 usage: replicax COMMAND ...
@@ -18,6 +23,7 @@ usage: replicax COMMAND ...
 commands:
   run        start the workers of a job, watch them, and report the first failure
   explain    show what a step is: its boundary, proof, collectives, memory and cost
+  inspect    show what the workers of a job ran last, and where they part
 
 `replicax COMMAND --help` tells more.
 """

@@ -16,6 +16,8 @@ from replicax.cluster import guard
 from replicax.collectives import IN_FLIGHT, TURNS
 from replicax.keras import _compat
 from replicax.keras._checks import check_placed
+from replicax.recording import RECORDER
+from replicax.step._recorded import subject_of_step
 from replicax.values import ReplicaMesh
 
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
@@ -32,6 +34,8 @@ class Step:
 
     def __init__(self, function: Callable[..., Any], model: Any, mesh: ReplicaMesh) -> None:
         self.function, self._model, self._mesh = function, model, mesh
+        name = getattr(function, "__name__", type(function).__name__)
+        self._subject = subject_of_step(f"{model.name}: {name}", mesh, is_awaited=False)
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> Any:
         """Take the batches first, which may take long, then run the step to its end."""
@@ -41,7 +45,7 @@ class Step:
             takes_turns = self._mesh.is_cpu_simulation
             if takes_turns and (TURNS.in_a_row >= IN_FLIGHT or not _follows(state)):
                 TURNS.settle()
-            with interrupted_later(), self._guarded():
+            with interrupted_later(), self._guarded(), RECORDER.recorded(self._subject):
                 result, state = self.function(state, iter(batches))
                 # What Keras does next; Ctrl-C must not come between.
                 self._keep(state)

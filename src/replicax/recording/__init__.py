@@ -6,9 +6,13 @@ something tells it. Records of several workers are read and merged by `replicax.
 
 from __future__ import annotations
 
+from ._dump import FORMAT as FORMAT
+from ._dump import VERSION as VERSION
 from ._dump import dump as dump
 from ._dump import snapshot as snapshot
 from ._dump import write as write
+from ._dump import write_or_log as write_or_log
+from ._places import FOLDER as FOLDER
 from ._places import default_folder as default_folder
 from ._places import job_folder as job_folder
 from ._places import own_folder as own_folder
@@ -23,7 +27,10 @@ from ._signal import ignore_signal as ignore_signal
 
 __all__ = [
     "CAPACITY",
+    "FOLDER",
+    "FORMAT",
     "RECORDER",
+    "VERSION",
     "Collective",
     "Recorder",
     "Subject",
@@ -35,5 +42,6 @@ __all__ = [
     "own_folder",
     "snapshot",
     "write",
+    "write_or_log",
     "write_whole",
 ]

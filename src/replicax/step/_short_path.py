@@ -86,9 +86,7 @@ def _with_variables(program: Program, lock: Any, donated_kinds: set[bool]) -> Pa
     return run
 
 
-def _without_variables(  # noqa: C901 - each Python call costs; see `Program.run`
-    program: Program, lock: Any, donated_kinds: set[bool]
-) -> Path:
+def _without_variables(program: Program, lock: Any, donated_kinds: set[bool]) -> Path:
     """A step whose state is an argument, in the place of the first watched leaf."""
     if not program.donated or not program._watched:
         return program.run
