@@ -10,6 +10,7 @@ from __future__ import annotations
 import checks_input  # noqa: F401
 import checks_models  # noqa: F401
 import checks_order  # noqa: F401
+import checks_recording  # noqa: F401
 import checks_saving  # noqa: F401
 import checks_steps  # noqa: F401
 import checks_values  # noqa: F401

@@ -13,7 +13,13 @@ from replicax.cluster import look_at_job
 from replicax.cluster._joining import SECRET_FILE, secret_of
 from replicax.cluster._launcher._job_file import JOB_FILE
 from replicax.cluster._startup import table_of
-from replicax.errors import InvalidArgumentError, NotFoundError, UnavailableError, describe
+from replicax.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+    describe,
+)
 from replicax.inspection._merged import Inspection, merged
 from replicax.inspection._records import parsed, read
 from replicax.inspection._survey import SHOWN, survey, to_json
@@ -48,10 +54,23 @@ def _seen(options: argparse.Namespace) -> Inspection:
     if len(jobs) == 1:
         path = Path(jobs[0])
         if not path.exists() and ":" in jobs[0]:
-            return _live(jobs[0], secret_of(environment), options.timeout)
+            return _live(jobs[0], _secret(environment), options.timeout)
         if (path / JOB_FILE).is_file():
             return _of_folder(path, options.timeout)
     return merged([record for job in jobs for record in read(Path(job))])
+
+
+def _secret(environment: dict[str, str]) -> bytes:
+    try:
+        return secret_of(environment)
+    except FailedPreconditionError as error:
+        raise InvalidArgumentError(
+            describe(
+                "A running job is inspected with its secret, and there is none here.",
+                fix=f"name its file with --secret-file, or in {SECRET_FILE}; a job of "
+                "`replicax run` on this host is found without an address.",
+            )
+        ) from error
 
 
 def _only_job() -> str:

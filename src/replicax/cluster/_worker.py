@@ -199,7 +199,7 @@ class Worker:
         self._aborted.set()
         self._welcomed.set()
         self._gatherings.wake()
-        if not self._has_left:
+        if not (self._has_left or self._escape.is_own):
             self._keeping.keep(record, failure, self._states)
 
     def escalate(self, seconds: float) -> None:

@@ -30,12 +30,14 @@ class Step:
         function: What Keras made.
         model: The model, whose variables give their arrays away while its steps run.
         mesh: The replicas.
+        name: What the model calls it.
     """
 
-    def __init__(self, function: Callable[..., Any], model: Any, mesh: ReplicaMesh) -> None:
+    def __init__(
+        self, function: Callable[..., Any], model: Any, mesh: ReplicaMesh, name: str = "step"
+    ) -> None:
         self.function, self._model, self._mesh = function, model, mesh
-        name = getattr(function, "__name__", type(function).__name__)
-        self._subject = subject_of_step(f"{model.name}: {name}", mesh, is_awaited=False)
+        self._subject = subject_of_step(f"{model.name}.{name}", mesh, is_awaited=False)
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> Any:
         """Take the batches first, which may take long, then run the step to its end."""
@@ -158,7 +160,7 @@ class SafeSteps(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         function = getattr(self._stepping, name)
         if not isinstance(function, Step):
             check_placed(self._stepping, self._mesh)
-            setattr(self._stepping, name, Step(function, self._stepping, self._mesh))
+            setattr(self._stepping, name, Step(function, self._stepping, self._mesh, name))
 
     def restore(self) -> None:
         """Give the model Keras' own steps back."""
