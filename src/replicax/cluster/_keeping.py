@@ -68,7 +68,7 @@ class Keeping:
 
     def keep(self, record: dict[str, Any], failure: Failure, states: list[dict[str, Any]]) -> None:
         """Writes a record of the moment when a failure was heard of; the first one counts."""
-        if not self._is_kept:
+        if not self._is_kept and self.place is not None:
             self._is_kept = True
             record |= {"failure": failure.to_json(), "states": states}
             write_or_log(record, level=logging.INFO)

@@ -13,6 +13,7 @@ from ._dump import snapshot as snapshot
 from ._dump import write as write
 from ._dump import write_or_log as write_or_log
 from ._places import FOLDER as FOLDER
+from ._places import chosen_folder as chosen_folder
 from ._places import default_folder as default_folder
 from ._places import job_folder as job_folder
 from ._places import own_folder as own_folder
@@ -34,6 +35,7 @@ __all__ = [
     "Collective",
     "Recorder",
     "Subject",
+    "chosen_folder",
     "default_folder",
     "dump",
     "dump_on_signal",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from replicax.errors import FailedPreconditionError, describe
 
 FOLDER = "REPLICAX_RECORD_DIR"
 """The variable that names the folder for records."""
+
+_KEPT_S = 7 * 24 * 3600.0
 
 
 def default_folder() -> Path:
@@ -25,7 +29,12 @@ def job_folder(job: str) -> Path:
     Args:
         job: What tells the job from others.
     """
-    return Path(os.environ.get(FOLDER) or default_folder() / job)
+    return chosen_folder() or default_folder() / job
+
+
+def chosen_folder() -> Path | None:
+    """The folder for records that the environment names, or None."""
+    return Path(text) if (text := os.environ.get(FOLDER)) else None
 
 
 def own_folder(path: Path) -> Path:
@@ -36,6 +45,8 @@ def own_folder(path: Path) -> Path:
         OSError: It cannot be made.
     """
     inner = path.parent == default_folder()
+    if inner and not path.exists():
+        _forget_old(path.parent)
     for folder in [path.parent, path] if inner else [path]:
         folder.mkdir(mode=0o700, parents=not inner, exist_ok=True)
         # In a folder that all share, somebody else may have made it before.
@@ -47,6 +58,16 @@ def own_folder(path: Path) -> Path:
                 )
             )
     return path
+
+
+def _forget_old(folder: Path) -> None:
+    """Removes records that nobody has looked at for a week."""
+    with contextlib.suppress(OSError):
+        for job in list(folder.iterdir()) if folder.stat().st_uid == os.getuid() else []:
+            if job.is_dir() and time.time() - job.stat().st_mtime > _KEPT_S:
+                for file in job.glob("*.json"):
+                    file.unlink()
+                job.rmdir()
 
 
 def write_whole(path: Path, value: Any) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from replicax.cluster._failure import Failure
 from replicax.cluster._master import Master
 from replicax.errors import InvalidArgumentError, describe
+from replicax.recording import chosen_folder
 
 from ._box import Report, box, exit_code
 from ._environment import JobPlace
@@ -124,7 +125,7 @@ class Launch:
             job=master.job,
             control=master.address,
             secret_file=self._secret_path,
-            records=logs.absolute() / RECORDS if logs else None,
+            records=logs.absolute() / RECORDS if logs else chosen_folder(),
         )
         try:
             with listed as records:
