@@ -17,7 +17,7 @@ h3 { font-size: 1rem; margin: 1.2rem 0 .3rem; }
 th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; }
 td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-code { font-size: 12px; overflow-wrap: anywhere; }
+code { font-size: 12px; } td code { white-space: nowrap; }
 .m::before, .v::before { content: ""; display: inline-block; width: .7em; height: .7em;
   margin-right: .4em; background: var(--mirrored); } .v::before { background: var(--varying); }
 .bar { display: flex; height: 1.6rem; margin: .3rem 0; }
