@@ -11,7 +11,7 @@ from pathlib import Path
 
 from replicax.cluster import look_at_job
 from replicax.cluster._joining import SECRET_FILE, secret_of
-from replicax.cluster._launcher._job_file import JOB_FILE
+from replicax.cluster._launcher._job_file import JOB_FILE, is_running
 from replicax.cluster._startup import table_of
 from replicax.errors import (
     FailedPreconditionError,
@@ -80,7 +80,8 @@ def _only_job() -> str:
         NotFoundError: There is none.
         InvalidArgumentError: There are several.
     """
-    found = sorted(str(file.parent) for file in default_folder().glob(f"*/{JOB_FILE}"))
+    files = default_folder().glob(f"*/{JOB_FILE}")
+    found = sorted(str(file.parent) for file in files if is_running(file))
     if not found:
         raise NotFoundError(
             describe("No job of yours runs on this host.", fix="name a folder, or an address.")

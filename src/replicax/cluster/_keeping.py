@@ -33,17 +33,22 @@ class Keeping:
     Args:
         rank: Number of this worker.
         world_size: Number of workers.
+
+    Attributes:
+        place: Where records go; None before the worker has joined.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._identity = {"worker": rank, "workers": world_size}
         self._is_kept = False
+        self.place: Path | None = None
 
     def begin(self, job: object) -> None:
         """The worker has joined; `job` is what the master calls the job."""
         RECORDER.identity = dict(self._identity)
         if isinstance(job, str) and job.isalnum():
-            RECORDER.folder = str(job_folder(job))
+            self.place = job_folder(job)
+            RECORDER.folder = str(self.place)
 
     def listen(self) -> None:
         """From now on SIGUSR1 asks for the record, under `replicax run`. In the main thread."""
@@ -71,13 +76,8 @@ class Keeping:
         if not self._is_kept and self.place is not None:
             self._is_kept = True
             record |= {"failure": failure.to_json(), "states": states}
-            write_or_log(record, level=logging.INFO)
+            write_or_log(record, self.place, level=logging.INFO)
 
     def report(self, states: list[dict[str, Any]]) -> None:
         """Writes the record of a worker that waits, or is waited for, for long."""
-        write_or_log(snapshot("workers wait for others") | {"states": states})
-
-    @property
-    def place(self) -> Path | None:
-        """Where records go; None before the worker has joined."""
-        return None if RECORDER.folder is None else Path(RECORDER.folder)
+        write_or_log(snapshot("workers wait for others") | {"states": states}, self.place)

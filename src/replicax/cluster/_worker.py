@@ -188,6 +188,7 @@ class Worker:
 
     def abort(self, failure: Failure) -> None:
         """Gets every thread of this worker out of its wait."""
+        is_kept = not (self._has_left or self._escape.is_own)
         record = snapshot("a worker failed")  # Before anybody gets out of a wait.
         self._escape.failure = failure
         if not self._escape.is_own and not self._has_left:
@@ -199,7 +200,7 @@ class Worker:
         self._aborted.set()
         self._welcomed.set()
         self._gatherings.wake()
-        if not (self._has_left or self._escape.is_own):
+        if is_kept:
             self._keeping.keep(record, failure, self._states)
 
     def escalate(self, seconds: float) -> None:
@@ -217,6 +218,7 @@ class Worker:
         """Runs in a forked process, which is no worker: it must not keep the connection open."""
         self._has_left = True
         self._control.close()
+        self._keeping.end()
         self._forget()
 
     # --- the end -------------------------------------------------------------------------

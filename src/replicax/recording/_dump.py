@@ -114,19 +114,31 @@ def dump(path: str | os.PathLike[str] | None = None, *, reason: str = "asked for
 def write(record: dict[str, Any], path: Path | None = None) -> Path:
     """Writes a record to a file, and returns where; see `dump`."""
     if path is None:
-        path = own_folder(folder()) / f"worker-{record.get('worker', 0)}.json"
+        path = own_folder(folder()) / _name(record)
     write_whole(path, record)
     return path
 
 
-def write_or_log(record: dict[str, Any], *, level: int = logging.WARNING) -> None:
-    """Writes a record to its usual place, and says where; never raises."""
+def write_or_log(
+    record: dict[str, Any], place: Path | None = None, *, level: int = logging.WARNING
+) -> None:
+    """Writes a record to its folder, and says where; never raises.
+
+    Args:
+        record: The record.
+        place: The folder; None takes that of this process.
+        level: Of what is said, as in `logging`.
+    """
     try:
-        path = write(record)
+        path = write(record, own_folder(place or folder()) / _name(record))
     except Exception as error:  # noqa: BLE001 - what is reported is something else
         _log.warning("The record of the last steps could not be written: %s", error)
     else:
         _log.log(level, "%s: the last steps are recorded in %s", record["reason"], path)
+
+
+def _name(record: dict[str, Any]) -> str:
+    return f"worker-{record.get('worker', 0)}.json"
 
 
 def folder() -> Path:

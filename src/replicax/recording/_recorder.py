@@ -177,21 +177,22 @@ class Recorder:
             subject: What it was about.
             has_run: Whether anything ran; otherwise the entry is taken back.
         """
-        entry = next((e for e in self.entries() if e[SUBJECT] is subject and not e[END]), None)
-        if entry is None:
-            return
-        entry[END] = -time.monotonic_ns()
-        if not has_run:
-            entry[RUN] = TAKEN_BACK
+        for entry in reversed(self._kept()):
+            if entry[SUBJECT] is subject and not entry[END]:
+                entry[END] = -time.monotonic_ns()
+                entry[RUN] = None if has_run else TAKEN_BACK
+                return
 
     def entries(self) -> list[Entry]:
         """The entries that are kept, the oldest first, without those that were taken back."""
+        return [entry for entry in self._kept() if entry[RUN] != TAKEN_BACK]
+
+    def _kept(self) -> list[Entry]:
         while True:
             try:
-                found = list(self._ring)
+                return list(self._ring)
             except RuntimeError:  # Another thread appended meanwhile.
                 continue
-            return [entry for entry in found if entry[RUN] != TAKEN_BACK]
 
 
 TAKEN_BACK = -1

@@ -17,9 +17,11 @@ def stacks(own: FrameType | None = None) -> list[dict[str, Any]]:
     """The Python stack of each thread, the main thread first, innermost frames first.
 
     Args:
-        own: Where this thread was, if it is in a signal handler.
+        own: Where this thread was, if it is in a signal handler. The names of the other threads are
+            left out then: this thread may hold the lock that guards them.
     """
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    known = [threading.main_thread()] if own is not None else threading.enumerate()
+    names = {thread.ident: thread.name for thread in known}
     main, here = threading.main_thread().ident, threading.get_ident()
     frames = sys._current_frames()  # the documented way to see other threads
     if own is not None:
@@ -27,7 +29,7 @@ def stacks(own: FrameType | None = None) -> list[dict[str, Any]]:
     order = sorted(frames, key=lambda ident: (ident != main, ident))
     return [
         {
-            "thread": names.get(ident, "not Python's"),
+            "thread": names.get(ident, f"thread {ident}"),
             "is_main": ident == main,
             "frames": _frames(frames[ident]),
         }

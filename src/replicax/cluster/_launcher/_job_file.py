@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -51,3 +52,13 @@ def job_file(*, job: str, control: str, secret_file: str, records: Path | None) 
             with contextlib.suppress(OSError):
                 (folder / JOB_FILE).unlink()
                 folder.rmdir()  # Where nobody has written a record.
+
+
+def is_running(file: Path) -> bool:
+    """Whether the launcher that wrote the file is still there."""
+    try:
+        pid = json.loads(file.read_text(encoding="utf-8"))["pid"]
+        os.kill(int(pid), 0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return True
