@@ -26,6 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from measuring import REPLICAS, Comparison, Report, Step, compare, cpu_strategy, take_turns
 
 import replicax as rx
+from replicax.recording import RECORDER
 
 
 def check_losses(steps: dict[str, Step]) -> None:
@@ -158,6 +159,38 @@ def python_cost(strategy: rx.MirroredStrategy, count: int, rounds: int) -> list[
         compare(seconds, "functional", "by hand, dict", "us", **limit),
         compare(seconds, "by hand, dict", "by hand, list", "us"),
     ]
+
+
+def recorded(step: Step) -> Step:
+    """A step with the lines around it that enter a step into the flight recorder."""
+    recorder, clock = RECORDER, time.monotonic_ns
+    subject = recorder.subject("step", "a step", "here", is_awaited=False)
+    next_run = subject.run
+
+    def next_step() -> jax.Array:
+        entry = [subject, clock(), 0, None, None]
+        recorder.append(entry)
+        loss = step()
+        entry[3] = next_run()
+        entry[2] = clock()
+        if recorder.wait is not None:
+            recorder.wait(entry, loss)
+        return loss
+
+    return next_step
+
+
+def recorder_cost(strategy: rx.MirroredStrategy, rounds: int) -> list[Comparison]:
+    """CPU time of the calling thread a step: the same step, bare and recorded."""
+    bare, other = (many_leaves(strategy, 10)["by hand, list"] for _ in range(2))
+
+    def called() -> jax.Array:  # As many Python calls as the other.
+        return bare()
+
+    steps = {"recorded": recorded(other), "called": called}
+    check_losses(steps)
+    seconds = take_turns(steps, rounds=rounds, bursts=60, clock=time.thread_time, wait=False)
+    return [compare(seconds, "recorded", "called", "us", max_more=2.0)]
 
 
 # -- a small network: what a step takes -----------------------------------------------------------
@@ -332,6 +365,8 @@ def main() -> None:
     for count in (10, 100, 400):
         title = f"CPU time of the calling thread a step, {count} leaves"
         report.add(title, python_cost(strategy, count, report.rounds))
+    title = "CPU time of the calling thread a step: the flight recorder"
+    report.add(title, recorder_cost(strategy, report.rounds))
     title = "Wall time a step, MLP 784-512-512-10, batch 256"
     report.add(title, step_time(strategy, report.rounds))
     title = "CPU time of a trace, 200 dense layers with gradients (400 leaves)"

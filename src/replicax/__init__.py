@@ -14,6 +14,7 @@ from replicax import devices as devices
 from replicax import errors as errors
 from replicax import metrics as metrics
 from replicax import precision as precision
+from replicax import recording as recording
 from replicax.cluster import Timeouts as Timeouts
 from replicax.collectives import CommunicationImplementation as CommunicationImplementation
 from replicax.collectives import CommunicationOptions as CommunicationOptions
@@ -29,6 +30,7 @@ from replicax.input import InputReplicationMode as InputReplicationMode
 from replicax.inspection import Explanation as Explanation
 from replicax.inspection import Fabric as Fabric
 from replicax.inspection import explain as explain
+from replicax.inspection import trace as trace
 from replicax.step import Function as Function
 from replicax.step import Optimizer as Optimizer
 from replicax.step import ReplicaContext as ReplicaContext
@@ -140,9 +142,11 @@ __all__ = [
     "in_cross_replica_context",
     "metrics",
     "precision",
+    "recording",
     "register_optimizer",
     "register_primitive",
     "testing",
+    "trace",
     "value_and_grad",
 ]
 

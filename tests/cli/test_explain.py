@@ -37,8 +37,9 @@ def script(tmp_path):
 
 
 def test_as_a_program_it_prints_json_and_draws(script, run_python):
-    picture = script.with_name("step.svg")
-    command = ["explain", f"{script}:example", "--replicas=64", "--json", f"--svg={picture}"]
+    picture, page = script.with_name("step.svg"), script.with_name("step.html")
+    command = ["explain", f"{script}:example", "--replicas=64", "--json"]
+    command += [f"--svg={picture}", f"--html={page}"]
 
     ended = run_python(
         f"import sys, replicax.cli; sys.exit(replicax.cli.main({command!r}))",
@@ -49,6 +50,7 @@ def test_as_a_program_it_prints_json_and_draws(script, run_python):
     facts = json.loads(ended.stdout)
     assert (facts["function"], facts["replicas"]) == ("step", 64)
     assert picture.read_text().startswith("<svg")
+    assert page.read_text().startswith("<!DOCTYPE html>")
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ class RealJob:
             "FAULT": fault,
             "REPLICAX_SECRET": SECRET.decode(),
             "REPLICAX_TIMEOUTS": json.dumps(self.timeouts.to_json()),
+            "REPLICAX_RECORD_DIR": str(self.folder / "records"),
             **env,
         }
         if without_launcher:

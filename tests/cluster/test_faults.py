@@ -11,8 +11,9 @@ import signal
 
 import pytest
 
-from replicax.cluster import MasterProcess, Timeouts
+from replicax.cluster import MasterProcess, Timeouts, look_at_job
 from replicax.cluster._coordination import free_port
+from replicax.inspection._records import read
 
 SOON_S = 1.0
 BEACON_S = 1.5
@@ -64,10 +65,22 @@ def test_a_peer_is_killed(job):
     assert running.master.first_failure.kind == "signal"
 
 
-def test_a_peer_freezes(job):
+def test_a_peer_freezes(job, secret, tmp_path):
     timeouts = Timeouts(start=30, beacon=BEACON_S, shutdown=3)
+    running = job("stop", timeouts=timeouts)
+    running.until(lambda: running.workers[1].has("fault"))
+    look = look_at_job(running.master.address, secret)  # While it is frozen.
 
-    check(job("stop", timeouts=timeouts), "frozen", within=BEACON_S + SOON_S)
+    check(running, "frozen", within=BEACON_S + SOON_S)
+    assert look.silent == (1,)
+    assert any("in train" in frame for frame in look.records[0]["stacks"][0]["frames"])
+    (record,) = read(tmp_path / "records")
+    assert (record.worker, record.failure["kind"]) == (0, "frozen")
+    assert [state["worker"] for state in record.states] == [0, 1]
+    main = next(stack for stack in record.stacks if stack["is_main"])
+    assert any("in train" in frame for frame in main["frames"])
+    raised = running.workers[0].event("raised")
+    assert f"replicax inspect {tmp_path / 'records'}" in raised["text"]
 
 
 def test_a_peer_stands_still_in_python(job):

@@ -13,12 +13,12 @@ import time
 
 import pytest
 
-from replicax.cluster import Failure, Master, Timeouts
+from replicax.cluster import Failure, Master, Timeouts, _inspections, look_at_job
 from replicax.cluster import _handshake as handshake
 from replicax.cluster._addresses import split_address
 from replicax.cluster._control import Control
 from replicax.cluster._frames import MAX_BODY, pack
-from replicax.errors import InvalidArgumentError, StartupError
+from replicax.errors import InvalidArgumentError, StartupError, UnavailableError
 
 TIMEOUTS = Timeouts(start=5, beacon=1.0, collective=5, shutdown=0.5)
 
@@ -40,6 +40,13 @@ class Peer:
                 if message["kind"] == kind:
                     return message
         raise AssertionError(f"no {kind} within {seconds} s")
+
+    def is_cut_off(self):
+        try:
+            self.control.receive(0.05)
+        except ConnectionError:
+            return True
+        return False
 
     def close(self):
         self.control.close()
@@ -97,6 +104,60 @@ def is_closed(connection):
     except OSError:
         return True
     return True
+
+
+# --- looking at a job ------------------------------------------------------------------------
+
+
+def answering(peer, until):
+    """A worker that answers who looks, until that is set."""
+
+    def answer():
+        while not until.is_set():
+            peer.control.send("beacon", waits=0, waiting=False, step=None)
+            for message in peer.control.receive(0.02):
+                if message["kind"] == "record":
+                    peer.control.send("recorded", look=message["look"], record={"a": "record"})
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return thread
+
+
+def test_who_looks_gets_the_records_of_those_that_answer(master, peers, secret, monkeypatch):
+    monkeypatch.setattr(_inspections, "PATIENCE_S", 1.0)
+    over = threading.Event()
+    threads = [answering(peers[rank], over) for rank in (0, 2)]
+    try:
+        look = look_at_job(master.address, secret)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+    assert look.records == {0: {"a": "record"}, 2: {"a": "record"}}
+    assert look.silent == (1,)
+    assert [state["worker"] for state in look.states] == [0, 1, 2]
+    assert look.workers == 3
+
+
+def test_a_job_without_workers_can_be_looked_at(master, secret):
+    look = look_at_job(master.address, secret)
+
+    assert (look.records, look.silent, look.failure) == ({}, (), None)
+
+
+def test_who_looks_must_know_the_secret(master):
+    with pytest.raises(UnavailableError, match="no running job with this secret"):
+        look_at_job(master.address, b"another secret")
+    with pytest.raises(UnavailableError, match="no running job with this secret"):
+        look_at_job("127.0.0.1:9", b"another secret", patience=0.2)
+
+
+def test_a_record_that_makes_no_sense_ends_the_connection(peers):
+    peers[0].control.send("recorded", look=1, record="no object")
+
+    wait_for(peers[0].is_cut_off)
 
 
 # --- strangers -------------------------------------------------------------------------------

@@ -82,3 +82,5 @@ def test_a_worker_that_never_comes_is_reported_before_the_time_out(job, caplog):
     assert "CollectiveTimeoutError" in raised["classes"]
     assert "has run" in raised["text"]
     assert "`large`" in raised["text"]
+    kept = "workers wait for others: the last steps are recorded in"
+    assert [kept in worker.text for worker in workers] == [True, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html.parser import HTMLParser
 from xml.etree import ElementTree as ET
 
 import jax
@@ -204,6 +205,36 @@ def test_the_picture_is_a_drawing(shown):
     words = " ".join(each.text or "" for each in root.iter() if each.tag.endswith("text"))
     assert "2 x replica_step" in words
     assert "variable `w`" in words
+
+
+class Page(HTMLParser):
+    """What is open, what was said, and what the page would fetch."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.words, self.fetched = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.fetched += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def test_the_page_has_both_programs_and_needs_nothing_else(shown):
+    page = Page(shown.to_html())
+
+    assert page.open == []
+    assert page.fetched == ["data:,"]
+    for words in ("A full batch", "The remainder, padded", "all_reduce MEAN", "variable `w`"):
+        assert words in page.words
+    assert any("of results reuse that of arguments" in words for words in page.words)
 
 
 def test_an_error_of_the_trace_is_that_of_a_call(strategy):

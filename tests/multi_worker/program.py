@@ -11,6 +11,7 @@ import checks_doctor  # noqa: F401
 import checks_input  # noqa: F401
 import checks_models  # noqa: F401
 import checks_order  # noqa: F401
+import checks_recording  # noqa: F401
 import checks_saving  # noqa: F401
 import checks_steps  # noqa: F401
 import checks_values  # noqa: F401

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from replicax import errors
+from replicax.inspection._merged import merged
+from replicax.inspection._records import read
 from replicax.testing import run_workers
 
 FAILING = Path(__file__).with_name("failing.py")
@@ -48,6 +50,7 @@ def test_the_end_of_the_other_worker_does_not_hang(tmp_path):
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "REPLICAX_CPU_DEVICES": "2",
+        "TMPDIR": str(tmp_path),
     }
     done = subprocess.run(
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
@@ -56,3 +59,13 @@ def test_the_end_of_the_other_worker_does_not_hang(tmp_path):
     assert done.returncode == 1, output
     assert "WorkerFailedError(ValueError)" in output, output
     assert "killed by the launcher" not in output, output
+
+    (folder,) = tmp_path.glob("replicax-records-*/*")
+    assert f"record replicax inspect {folder}" in output
+    seen = merged(read(folder))
+    assert sorted(seen.records) == [0, 1]
+    assert seen.failure["message"] == "ValueError: the fault"
+    assert seen.parted is None
+    assert {pace.name for pace in seen.paces} == {"step"}
+    assert seen.records[1].reason == "this worker failed"
+    assert any("fails_in_training.py" in frame for frame in seen.records[0].stacks[0]["frames"])

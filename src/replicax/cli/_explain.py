@@ -26,6 +26,8 @@ def explain(argv: Sequence[str]) -> int:
     shown = _shown(options)
     if options.svg is not None:
         options.svg.write_text(shown.to_svg(), encoding="utf-8")
+    if options.html is not None:
+        options.html.write_text(shown.to_html(), encoding="utf-8")
     sys.stdout.write(shown.to_json() + "\n" if options.json else str(shown))
     return 0
 
@@ -71,4 +73,5 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--svg", type=Path, help="write a picture to this file")
+    parser.add_argument("--html", type=Path, help="write a page with all of it to this file")
     return parser

@@ -9,12 +9,14 @@ from replicax.errors import InvalidArgumentError, ReplicaxError
 
 from ._doctor import doctor
 from ._explain import explain
+from ._inspect import inspect
 from ._run import run
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": run,
     "doctor": doctor,
     "explain": explain,
+    "inspect": inspect,
 }
 
 _USAGE = """\
@@ -24,6 +26,7 @@ commands:
   run        start the workers of a job, watch them, and report the first failure
   doctor     look at this machine, or all workers: what is wrong, why, and what to do
   explain    show what a step is: its boundary, proof, collectives, memory and cost
+  inspect    show what the workers of a job ran last, and where they part
 
 `replicax COMMAND --help` tells more.
 """

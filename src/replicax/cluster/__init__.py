@@ -15,6 +15,8 @@ from ._gather import gather as gather
 from ._gather import guard as guard
 from ._gather import is_alone as is_alone
 from ._gather import site_here as site_here
+from ._inspecting import JobLook as JobLook
+from ._inspecting import look_at_job as look_at_job
 from ._joining import join_cluster as join_cluster
 from ._last_call import LastCall as LastCall
 from ._launcher import LaunchOptions as LaunchOptions
@@ -49,6 +51,7 @@ __all__ = [
     "ClusterResolver",
     "ClusterSpec",
     "Failure",
+    "JobLook",
     "KubernetesResolver",
     "LastCall",
     "LaunchOptions",
@@ -73,6 +76,7 @@ __all__ = [
     "is_alone",
     "join_cluster",
     "launch",
+    "look_at_job",
     "running",
     "runtime",
     "site_here",

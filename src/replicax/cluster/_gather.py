@@ -18,6 +18,7 @@ from replicax.errors import (
     describe,
     from_exception,
 )
+from replicax.recording import RECORDER
 
 from ._compat import coordination_client, is_initialized
 from ._order import ORDER
@@ -64,13 +65,14 @@ def meet(name: str, data: Any, doing: str, site: str, *, timeout: float | None =
     if is_alone():
         return [json.loads(json.dumps(data))]
     ORDER.meet(name, doing, site)
-    if worker is not None:
-        try:
-            return worker.gather(name, data, timeout=timeout)
-        except CollectiveTimeoutError:
-            worker.compare_orders()  # Somebody has left, or is elsewhere, which says more.
-            raise
-    return _STORE.gather(name, data, Timeouts().collective if timeout is None else timeout)
+    with RECORDER.recorded(RECORDER.subject("meeting", doing, site, is_shared=True)):
+        if worker is not None:
+            try:
+                return worker.gather(name, data, timeout=timeout)
+            except CollectiveTimeoutError:
+                worker.compare_orders()  # Somebody has left, or is elsewhere, which says more.
+                raise
+        return _STORE.gather(name, data, Timeouts().collective if timeout is None else timeout)
 
 
 def is_alone() -> bool:

@@ -6,6 +6,7 @@ No sockets and no clocks: events come in with the time, messages go out through 
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import signal
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ from replicax._log import logger
 from ._failure import Failure
 from ._frames import BadFrameError, Message, pack
 from ._gathers import Gathers
+from ._inspections import Inspections
 from ._member import Member, find_stalled
 from ._orders import Difference, Orders
 from ._server import Connection
@@ -55,6 +57,8 @@ class Job:
         self._gathers = Gathers(world_size, self._send)
         self._orders = Orders(world_size)
         self._addresses: list[str] | None = None
+        self.name = secrets.token_hex(6)  # tells its records from those of other jobs
+        self._inspections = Inspections(self._send, self._facts)
 
     # --- what a worker says --------------------------------------------------------------
 
@@ -85,6 +89,9 @@ class Job:
             member.lost = self._clock()
 
     def _hello(self, connection: Connection, message: Message) -> None:
+        if message["kind"] == "inspect":
+            self._inspections.ask(connection, self._there(), self._clock())
+            return
         rank, size = message.get("rank"), message.get("world_size")
         if message["kind"] != "hello" or type(rank) is not int or type(size) is not int:
             raise BadFrameError("its first message is no hello")
@@ -111,9 +118,8 @@ class Job:
         )
         if isinstance(addresses, list) and len(addresses) == self.world_size:
             self._addresses = [str(address)[:200] for address in addresses]
-        connection.send(
-            pack("welcome", identity=identity(), coordinator_port=self.coordinator_port)
-        )
+        told = {"coordinator_port": self.coordinator_port, "job": self.name}
+        connection.send(pack("welcome", identity=identity(), **told))
         if self.first_failure is not None:
             connection.send(pack("abort", failure=self.first_failure.to_json()))
         for other, member in enumerate(self.members):
@@ -176,6 +182,18 @@ class Job:
             for rank, member in enumerate(self.members)
         ]
 
+    def _facts(self) -> dict[str, object]:
+        """What somebody gets to know who looks at the job."""
+        failure = self.first_failure
+        return {
+            "workers": self.world_size,
+            "states": self._states(),
+            "failure": None if failure is None else failure.to_json(),
+        }
+
+    def _recorded(self, rank: int, message: Message) -> None:
+        self._inspections.answered(rank, message)
+
     def _gather(self, rank: int, message: Message) -> None:
         key = (str(message["name"]), int(message["number"]))
         self._gathers.bring(rank, key, message["data"], float(message["timeout"]), self._clock())
@@ -210,6 +228,7 @@ class Job:
         "trouble": _trouble,
         "gather": _gather,
         "notice": _notice,
+        "recorded": _recorded,
         "preempted": _preempted,
         "bye": _bye,
     }
@@ -249,9 +268,17 @@ class Job:
             if rank != except_for
         )
 
+    def _there(self) -> set[int]:
+        """The workers that are connected, and have not said good-bye."""
+        return {
+            rank
+            for rank, member in enumerate(self.members)
+            if member.connection is not None and not member.left
+        }
+
     def anyone_there(self) -> bool:
         """Whether a worker is connected, and has not said good-bye."""
-        return any(member.connection is not None and not member.left for member in self.members)
+        return bool(self._there())
 
     def anyone_connected(self) -> bool:
         """Whether a worker is connected, whatever it has said."""
@@ -262,6 +289,7 @@ class Job:
     def tick(self) -> None:
         """Looks for who is missing."""
         now = self._clock()
+        self._inspections.tick(now)
         if self.first_failure is not None:
             return
         for key, waited, missing in self._gathers.late(now):
@@ -277,8 +305,9 @@ class Job:
         self._look_for_a_stall(now)
         patience = min(STALL_REPORT_S, self.timeouts.collective / 2)
         if self._orders.is_stalled(now, patience):
-            table = table_of(self._states())
-            _log.warning("Workers have waited for others for %g s.\n%s", patience, table)
+            states = self._states()
+            _log.warning("Workers have waited for others for %g s.\n%s", patience, table_of(states))
+            self._broadcast(pack("stalled", workers=states))
 
     def ping(self) -> None:
         """Tells all workers that the master is alive."""
@@ -322,6 +351,7 @@ class Job:
         _log.warning(
             "%s failed (%s): %s", failure.who, failure.kind, failure.message.partition("\n")[0]
         )
+        self._broadcast(pack("states", workers=self._states()))  # For the records.
         self._broadcast(pack("abort", failure=failure.to_json()))
 
     def _declare_of(self, rank: int, kind: str, message: str) -> None:

@@ -115,6 +115,11 @@ class Master:
         return self._job.first_failure
 
     @property
+    def job(self) -> str:
+        """What tells the job from others, in the name of the folder for its records."""
+        return self._job.name
+
+    @property
     def preempted_at(self) -> int | None:
         """How many calls all had made when they saved and left, or None if they did not."""
         return self._job.preempted_at

@@ -144,6 +144,7 @@ class Runtime(Worker):
         ORDER.restart()
         ORDER.is_watched = True
         self._endings.install()
+        self._keeping.listen()
         self._control.send("hello", **_startup.hello(self.rank, self.world_size, self._addresses))
         self._watcher.start()
         with self._guard:

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 from replicax.errors import CollectiveTimeoutError, ReplicaxError, describe, from_exception
+from replicax.recording import snapshot
 
 from . import _compat, _engine
 from ._control import Control
@@ -15,6 +16,7 @@ from ._failure import Failure
 from ._frames import Message
 from ._gatherings import Gatherings
 from ._guard import MainGuard
+from ._keeping import Keeping
 from ._master_process import MasterProcess
 from ._notices import Notices
 from ._order import ORDER
@@ -66,6 +68,7 @@ class Worker:
         self._has_left = False
         self._host = ""
         self._states: list[dict[str, Any]] = []
+        self._keeping = Keeping(rank, world_size)
         self._coordinator_port: int | None = None
         self._master: MasterProcess | None = None
 
@@ -101,6 +104,7 @@ class Worker:
         record = Failure.of_exception(error, rank=self.rank, step=self.step)
         if self._control.send("fail", failure=record.to_json()):
             self._aborted.wait(ECHO_S)
+        self._keeping.keep(snapshot("this worker failed"), record, self._states)
         self._shut_engine()
 
     def explain(self, error: BaseException) -> BaseException:
@@ -169,9 +173,14 @@ class Worker:
             self._welcomed.set()
         elif kind == "welcome":
             self._coordinator_port = message.get("coordinator_port")
+            self._keeping.begin(message.get("job"))
             self._welcomed.set()
         elif kind == "states":
             self._states = list(message["workers"])
+        elif kind == "record":
+            self._keeping.show(self._control, message)
+        elif kind == "stalled":
+            self._keeping.report(list(message["workers"]))
         elif kind == "farewell":
             self._aborted.set()
         elif kind == "left" and self._engine is not None:
@@ -179,6 +188,8 @@ class Worker:
 
     def abort(self, failure: Failure) -> None:
         """Gets every thread of this worker out of its wait."""
+        is_kept = not (self._has_left or self._escape.is_own)
+        record = snapshot("a worker failed")  # Before anybody gets out of a wait.
         self._escape.failure = failure
         if not self._escape.is_own and not self._has_left:
             # A failure of this very worker means that it stands still, and in no guard.
@@ -189,6 +200,8 @@ class Worker:
         self._aborted.set()
         self._welcomed.set()
         self._gatherings.wake()
+        if is_kept:
+            self._keeping.keep(record, failure, self._states)
 
     def escalate(self, seconds: float) -> None:
         """Goes further where the program does not hear of the failure."""
@@ -197,12 +210,15 @@ class Worker:
 
     def _whereabouts(self) -> str:
         step = "" if self.step is None else f", at step {self.step}"
-        return f"This is worker {self.rank}{step}."
+        place = self._keeping.place
+        kept = "" if place is None else f" What all did last: replicax inspect {place}"
+        return f"This is worker {self.rank}{step}.{kept}"
 
     def forked(self) -> None:
         """Runs in a forked process, which is no worker: it must not keep the connection open."""
         self._has_left = True
         self._control.close()
+        self._keeping.end()
         self._forget()
 
     # --- the end -------------------------------------------------------------------------
@@ -255,6 +271,7 @@ class Worker:
         self._disconnect()
         self._control.close()
         self._endings.remove()
+        self._keeping.end()
         if self._master is not None:
             self._master.stop()  # Ends once all have left.
         self._forget()

@@ -189,6 +189,12 @@ class Explanation:
 
         return picture(self)
 
+    def to_html(self) -> str:
+        """All of it as one HTML page that needs nothing else; it fits a phone."""
+        from ._page import page  # noqa: PLC0415 - it needs this module's classes
+
+        return page(self)
+
     def __str__(self) -> str:
         """The report, as text."""
         from ._report import report  # noqa: PLC0415 - it needs this module's classes

@@ -16,6 +16,8 @@ from replicax.cluster import guard
 from replicax.collectives import IN_FLIGHT, TURNS
 from replicax.keras import _compat
 from replicax.keras._checks import check_placed
+from replicax.recording import RECORDER
+from replicax.step._recorded import subject_of_step
 from replicax.values import ReplicaMesh
 
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
@@ -28,10 +30,14 @@ class Step:
         function: What Keras made.
         model: The model, whose variables give their arrays away while its steps run.
         mesh: The replicas.
+        name: What the model calls it.
     """
 
-    def __init__(self, function: Callable[..., Any], model: Any, mesh: ReplicaMesh) -> None:
+    def __init__(
+        self, function: Callable[..., Any], model: Any, mesh: ReplicaMesh, name: str = "step"
+    ) -> None:
         self.function, self._model, self._mesh = function, model, mesh
+        self._subject = subject_of_step(f"{model.name}.{name}", mesh, is_awaited=False)
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> Any:
         """Take the batches first, which may take long, then run the step to its end."""
@@ -41,7 +47,7 @@ class Step:
             takes_turns = self._mesh.is_cpu_simulation
             if takes_turns and (TURNS.in_a_row >= IN_FLIGHT or not _follows(state)):
                 TURNS.settle()
-            with interrupted_later(), self._guarded():
+            with interrupted_later(), self._guarded(), RECORDER.recorded(self._subject):
                 result, state = self.function(state, iter(batches))
                 # What Keras does next; Ctrl-C must not come between.
                 self._keep(state)
@@ -154,7 +160,7 @@ class SafeSteps(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         function = getattr(self._stepping, name)
         if not isinstance(function, Step):
             check_placed(self._stepping, self._mesh)
-            setattr(self._stepping, name, Step(function, self._stepping, self._mesh))
+            setattr(self._stepping, name, Step(function, self._stepping, self._mesh, name))
 
     def restore(self) -> None:
         """Give the model Keras' own steps back."""

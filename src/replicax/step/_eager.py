@@ -22,6 +22,7 @@ from replicax import errors
 from replicax._log import logger
 from replicax._threads import current_settings, settings
 from replicax.collectives import Meet, Request, local, run_replicas
+from replicax.recording import RECORDER
 from replicax.step._arguments import Leaf, check_components, flatten_arguments
 from replicax.step._bound_objects import bound, check_objects, suspending
 from replicax.step._callbacks import raising_themselves
@@ -35,6 +36,7 @@ from replicax.step._eager_context import (
 from replicax.step._eager_variables import EagerVariables, commit
 from replicax.step._eager_workers import EagerWorkers, Verdict
 from replicax.step._one_at_a_time import ONE_AT_A_TIME, held_if_free
+from replicax.step._recorded import subject_of_meeting
 from replicax.step._results import flatten_result, remember, remember_rows
 from replicax.step._rows import LocalRows
 from replicax.step._state import check_fed_back
@@ -229,6 +231,10 @@ class _Run:
     # -- meetings -------------------------------------------------------------------
 
     def _serve(self, requests: list[Request]) -> list[Any]:
+        with RECORDER.recorded(subject_of_meeting(requests[0].entry, self.mesh)):
+            return self._serve_all(requests)
+
+    def _serve_all(self, requests: list[Request]) -> list[Any]:
         self.has_met = self.has_met or requests[0].entry.kind != "create_variable"
         devices = self.devices
         if self.workers is not None:

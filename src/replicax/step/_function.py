@@ -12,6 +12,7 @@ import jax
 
 from replicax import errors
 from replicax.collectives import CompiledCollective, Entry, collectives_in
+from replicax.recording import RECORDER
 from replicax.step._arguments import (
     all_parameter_names,
     argument_name,
@@ -138,11 +139,15 @@ class Function:
                 is_final = isinstance(error, errors.CollectiveMismatchError)
                 if is_final or latest.failed_in_users_code:
                     latest.failed_in_users_code = False
+                    RECORDER.gave_up(latest.subject, has_run=True)
                     raise
+                RECORDER.gave_up(latest.subject, has_run=False)
             except OtherBatches:
                 latest.failed_in_users_code = False
+                RECORDER.gave_up(latest.subject, has_run=False)
             except BaseException:
                 latest.failed_in_users_code = False
+                RECORDER.gave_up(latest.subject, has_run=True)
                 raise
         return self._call_anew(scope, args, kwargs)
 
@@ -180,9 +185,15 @@ class Function:
             try:
                 return program.run(args, kwargs)
             except VariablesChanged as changed:
+                RECORDER.gave_up(program.subject, has_run=False)
                 program = self._latest = self._rebuilt(program, changed.traced, args, kwargs)
             except NotCompared as new:
+                RECORDER.gave_up(program.subject, has_run=False)
                 self._compare(program, new, args, kwargs, given)
+            except BaseException as error:
+                has_run = not isinstance(error, OtherBatches)
+                RECORDER.gave_up(program.subject, has_run=has_run)
+                raise
             finally:
                 program.failed_in_users_code = False
 
@@ -233,7 +244,7 @@ class Function:
             traced = self.trace_program(structure, leaves)
             read = [v for v in traced.variables if v in traced.used - set(traced.written)]
             program = self._new_program(scope, traced, args, kwargs, traced.written, read)
-            program.traces[structure, signature(leaves)] = traced
+            program.keep((structure, signature(leaves)), traced)
             programs.append(program)
         return program, args, kwargs
 
@@ -267,7 +278,8 @@ class Function:
         used = {*old.read, *old.written, *traced.used}
         read = [v for v in traced.variables if v in used - set(written)]
         program = self._new_program(old.scope, traced, args, kwargs, written, read, old.callbacks)
-        program.traces.update(old.traces)
+        for key, known in old.traces.items():
+            program.keep(key, known)
         programs = self._programs[old.scope, jax.tree.structure((args, kwargs))]
         programs[programs.index(old)] = program
         return program

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 from replicax import errors
 from replicax.cluster import ORDER
 from replicax.collectives import IN_FLIGHT, TURNS
+from replicax.recording import RECORDER
 from replicax.step._access import out_of_reach
 from replicax.step._announcement import compiling
 from replicax.step._callbacks import Callbacks, failure_of_any_worker, run_to_the_end
@@ -28,6 +30,7 @@ from replicax.step._first_leaves import (
     way_to_first_leaf,
 )
 from replicax.step._one_at_a_time import ONE_AT_A_TIME
+from replicax.step._recorded import note_trace, subject_of_step
 from replicax.step._short_path import NOT_THERE, Path, short_path
 from replicax.step._together import starting
 from replicax.step._trace import Traced
@@ -109,6 +112,7 @@ class Program:
         self._kinds_watched = -1
         self._way_to_output: Way = ()
         self._takes_turns = self._mesh is not None and self._mesh.is_cpu_simulation
+        self.subject = subject_of_step(function.__name__, self._mesh, is_awaited=bool(callbacks))
         self._lendings_seen = -1
         self._moves = any(variable._lies_elsewhere for variable in self.written + self.read)
         with ONE_AT_A_TIME:
@@ -175,6 +179,8 @@ class Program:
                 read = [variable._for_program() for variable in self.read]
             elif self.read:
                 read = [variable._value for variable in self.read]
+            entry = [self.subject, monotonic_ns(), 0, None, None]
+            RECORDER.append(entry)
             if self._has_more:
                 new, result, output = self._call(written, named, read, kwargs, *args)
             elif kwargs:
@@ -183,6 +189,10 @@ class Program:
                 new, result, output = self._call(written, *args)
             else:
                 new, result, output = self._call(*args)
+            entry[3] = self.subject.run()
+            if self.subject.place is not None:
+                entry[4] = self.subject.place()
+            entry[2] = monotonic_ns()
             if new:
                 output = new[0]
                 if not is_concrete(type(output)):
@@ -204,6 +214,8 @@ class Program:
             if self._takes_turns:
                 TURNS.output = output
                 TURNS.in_a_row += 1
+            if RECORDER.wait is not None:
+                RECORDER.wait(entry, (new, result))
         return result
 
     def fits(self) -> bool:
@@ -334,7 +346,7 @@ class Program:
             ORDER.entering = 0  # It does not start now, and this may take longer than elsewhere.
         if key not in self.traces:
             self.failed_in_users_code = True
-            self.traces[key] = self.function.trace_program(structure, leaves)
+            self.keep(key, self.function.trace_program(structure, leaves))
             self.failed_in_users_code = False
         traced = self.traces[key]
         is_watched = traced.callbacks in self.callbacks or not traced.callbacks.are_there
@@ -345,6 +357,11 @@ class Program:
         if self._spans_processes and key not in self._compared and not self._is_looked_at:
             raise NotCompared(key)
         return traced
+
+    def keep(self, key: Any, traced: Traced) -> None:
+        """Keep a trace, by structure and signature."""
+        self.traces[key] = traced
+        note_trace(self.subject, traced.entries)
 
     # -- several processes ------------------------------------------------------
 

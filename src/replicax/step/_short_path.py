@@ -9,9 +9,11 @@ is not as in most steps goes to `Program.run`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from replicax.collectives import TURNS
+from replicax.recording import RECORDER
 from replicax.step._access import out_of_reach
 from replicax.values._lending import COUNTER
 from replicax.values._tracing import is_concrete
@@ -53,6 +55,8 @@ def _with_variables(program: Program, lock: Any, donated_kinds: set[bool]) -> Pa
     general, call, cell = program.run, program._call, program._cell
     kinds, takes_turns, most = len(donated_kinds), program._takes_turns, program._most
     turns, counter = TURNS, COUNTER
+    recorder, clock, subject = RECORDER, monotonic_ns, program.subject
+    next_run = subject.run
 
     def run(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if kwargs or len(donated_kinds) != kinds or program._lendings_seen != counter.lendings:
@@ -63,7 +67,11 @@ def _with_variables(program: Program, lock: Any, donated_kinds: set[bool]) -> Pa
                 return general(args, kwargs)
             if takes_turns and (written[0] is not turns.output or turns.in_a_row >= most):
                 turns.settle()
+            entry = [subject, clock(), 0, None, None]
+            recorder.append(entry)
             new, result, _ = call(written, *args)
+            entry[3] = next_run()
+            entry[2] = clock()
             output = new[0]
             if not is_concrete(type(output)):
                 raise out_of_reach(program.written[0])
@@ -71,6 +79,8 @@ def _with_variables(program: Program, lock: Any, donated_kinds: set[bool]) -> Pa
             if takes_turns:
                 turns.output = output
                 turns.in_a_row += 1
+            if recorder.wait is not None:
+                recorder.wait(entry, output)
         return result
 
     return run
@@ -83,6 +93,8 @@ def _without_variables(program: Program, lock: Any, donated_kinds: set[bool]) ->
     general, call, way_to_first = program.run, program._call, program._watched[0].way
     kinds, takes_turns, most = len(donated_kinds), program._takes_turns, program._most
     turns = TURNS
+    recorder, clock, subject = RECORDER, monotonic_ns, program.subject
+    next_run = subject.run
 
     def run(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if kwargs or len(donated_kinds) != kinds:
@@ -94,21 +106,26 @@ def _without_variables(program: Program, lock: Any, donated_kinds: set[bool]) ->
         if not is_concrete(kind) or first.is_deleted():
             return general(args, kwargs)
         with lock:
-            if not takes_turns:
-                return call(*args)[1]
-            if first is not turns.output or turns.in_a_row >= most:
+            if takes_turns and (first is not turns.output or turns.in_a_row >= most):
                 turns.settle()
+            entry = [subject, clock(), 0, None, None]
+            recorder.append(entry)
             _, result, _ = call(*args)
-            try:
-                output = result
-                for look_up in program._way_to_output:
-                    output = look_up(output)
-            except NOT_THERE:  # A trace whose result has another structure.
-                output = None
-            if type(output) is not kind and not is_concrete(type(output)):
-                output = program._find_output(result)
-            turns.output = output
-            turns.in_a_row += 1
+            entry[3] = next_run()
+            entry[2] = clock()
+            if takes_turns:
+                try:
+                    output = result
+                    for look_up in program._way_to_output:
+                        output = look_up(output)
+                except NOT_THERE:  # A trace whose result has another structure.
+                    output = None
+                if type(output) is not kind and not is_concrete(type(output)):
+                    output = program._find_output(result)
+                turns.output = output
+                turns.in_a_row += 1
+            if recorder.wait is not None:
+                recorder.wait(entry, result)
         return result
 
     return run

@@ -28,6 +28,7 @@ class Report:
         max_restarts: How many times it may be started again.
         host: The host of the failed worker.
         logs: The folder with the output of the workers.
+        records: The folder with what the workers of this host did last.
     """
 
     failure: Failure
@@ -40,6 +41,7 @@ class Report:
     max_restarts: int
     host: str
     logs: str | None = None
+    records: str | None = None
 
 
 def box(report: Report) -> str:
@@ -62,6 +64,8 @@ def box(report: Report) -> str:
         rows.append(("others", others))
     if report.logs:
         rows.append(("logs", report.logs))
+    if report.records:
+        rows.append(("record", f"replicax inspect {report.records}"))
     lines = [f"{name:<7}{value}" for name, value in rows]
     lines += _last_words(failure, report.tail)
     head = f"── first failure: {who} "

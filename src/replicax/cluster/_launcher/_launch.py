@@ -15,11 +15,13 @@ from pathlib import Path
 from replicax.cluster._failure import Failure
 from replicax.cluster._master import Master
 from replicax.errors import InvalidArgumentError, describe
+from replicax.recording import chosen_folder
 
 from ._box import Report, box, exit_code
 from ._environment import JobPlace
 from ._events import Event, Events, Interrupted, next_event, signals_as
-from ._local import LocalWorkers
+from ._job_file import job_file
+from ._local import RECORDS, LocalWorkers
 from ._nodes import NodeServer, NoNodes
 from ._options import LaunchOptions
 from ._ports import free_ports
@@ -118,8 +120,16 @@ class Launch:
             timeouts=options.timeouts,
         )
         master.start()
+        logs = self._logs / f"start_{self._starts}" if self._logs else None
+        listed = job_file(
+            job=master.job,
+            control=master.address,
+            secret_file=self._secret_path,
+            records=logs.absolute() / RECORDS if logs else chosen_folder(),
+        )
         try:
-            code = _Attempt(self, master).run()
+            with listed as records:
+                code = _Attempt(self, master, logs, records).run()
             was_preempted = master.preempted_at is not None and master.first_failure is None
             return code, was_preempted
         finally:
@@ -129,7 +139,7 @@ class Launch:
 class _Attempt:
     """One start of all workers."""
 
-    def __init__(self, launch: Launch, master: Master) -> None:
+    def __init__(self, launch: Launch, master: Master, logs: Path | None, records: Path) -> None:
         self._launch, self._master = launch, master
         self._options, self._nodes = launch._options, launch._nodes
         self._started = time.time()
@@ -138,7 +148,7 @@ class _Attempt:
         self._signalled: set[int] = set()
         self._ending = False
         self._tails: dict[int, list[str]] = {}
-        self._logs = launch._logs / f"start_{launch._starts}" if launch._logs else None
+        self._logs, self._records = logs, records
         place = self._nodes.start(self._place())
         self._local = LocalWorkers(
             self._options,
@@ -266,6 +276,7 @@ class _Attempt:
             max_restarts=self._options.max_restarts,
             host=self._nodes.host_of(rank),
             logs=str(self._logs) if self._logs else None,
+            records=str(self._records) if list(self._records.glob("worker-*.json")) else None,
         )
 
 

@@ -12,12 +12,16 @@ from typing import BinaryIO
 
 from replicax._log import ENVIRONMENT_NAME
 from replicax.cluster._timeouts import Timeouts
+from replicax.recording import FOLDER
 
 from ._environment import JobPlace, worker_environment
 from ._events import Event, Events
 from ._group import WorkerGroup
 from ._options import STDERR, STDOUT, LaunchOptions
 from ._output import OutputPump, Stream, console_of
+
+RECORDS = "records"
+"""The folder in that of the output where workers write what they did last, after a failure."""
 
 
 class LocalWorkers:
@@ -43,6 +47,7 @@ class LocalWorkers:
         logs: Path | None,
     ) -> None:
         self._place = place
+        records = {} if logs is None else {FOLDER: str(logs.absolute() / RECORDS)}
         self._timeouts = timeouts
         self._kill_at: float | None = None
         self.codes: dict[int, int] = {}
@@ -63,7 +68,7 @@ class LocalWorkers:
                     timeouts=timeouts,
                     secret_file=secret_file,
                 )
-                self._start(options, local_rank, environment, logs)
+                self._start(options, local_rank, environment | records, logs)
         except BaseException:
             self._group.kill()
             self.close()
