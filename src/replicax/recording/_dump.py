@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from replicax._log import logger
+
 from ._places import job_folder, own_folder, write_whole
 from ._recorder import END, PLACE, RECORDER, RUN, START, SUBJECT, Entry, Subject
 from ._stacks import stacks
@@ -22,7 +24,7 @@ VERSION = 1
 _MOST_COLLECTIVES = 2000
 """Of all subjects of a record together; the others are only counted."""
 
-_log = logging.getLogger("replicax")
+_log = logger("recording")
 
 
 def snapshot(

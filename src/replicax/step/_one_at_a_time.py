@@ -7,16 +7,17 @@ orders. Objects of model libraries hold the values of one trace, or of one repli
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Iterator
+
+from replicax._log import logger
 
 ONE_AT_A_TIME = threading.RLock()
 
 _PATIENCE_SECONDS = 30.0
 """How long a thread waits for another one before it says so; a trace may well take longer."""
 
-_logger = logging.getLogger("replicax.step")
+_logger = logger("step")
 
 
 class _Mine(threading.local):
