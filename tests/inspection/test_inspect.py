@@ -83,7 +83,7 @@ def test_workers_that_do_the_same_are_told_apart_by_who_is_late():
     assert second.late_p95 == pytest.approx(0.003)
     assert (first.mean, first.p95) == (pytest.approx(0.010), pytest.approx(0.010))
     assert first.start_mean == pytest.approx(0.002)
-    assert "They did the same" in str(seen)
+    assert "They do the same, as far as the records reach." in str(seen)
 
 
 def test_clocks_of_other_hosts_are_set_by_meetings():
@@ -117,6 +117,24 @@ def test_where_workers_part_is_marked():
     assert "step evaluate" in text
     assert "has not returned" in text
     assert json.loads(to_json(seen))["parted"] == 4
+
+
+def test_a_step_that_one_worker_left_out_parts_them_for_good():
+    seen = of(made(0, [*steps(3), ("evaluate", 33, 34), *steps(5, began=40)]), made(1, steps(9)))
+
+    assert seen.parted is not None
+    assert seen.parted.place == 3
+
+
+def test_a_difference_that_was_refused_and_caught_does_not_part_them():
+    refused = ("meeting", 25, 26)
+    seen = of(
+        made(0, [*steps(2), refused, *steps(3, began=40)]),
+        made(1, [*steps(2), ("other", 25, 26), *steps(3, began=40)]),
+    )
+
+    assert [row.differs for row in seen.rows] == [False, False, True, False, False, False]
+    assert seen.parted is None
 
 
 def test_the_entry_that_raised_stands_at_its_place():

@@ -62,6 +62,7 @@ def test_the_end_of_the_other_worker_does_not_hang(tmp_path):
 
     (folder,) = tmp_path.glob("replicax-records-*/*")
     assert f"record replicax inspect {folder}" in output
+    assert not (folder / "job.json").exists()
     seen = merged(read(folder))
     assert sorted(seen.records) == [0, 1]
     assert seen.failure["message"] == "ValueError: the fault"

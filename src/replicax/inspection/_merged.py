@@ -7,7 +7,7 @@ import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ._records import Done, Record
@@ -83,8 +83,17 @@ class Inspection:
 
     @property
     def parted(self) -> Row | None:
-        """The first place where the workers did not do the same; None if there is none."""
-        return next((row for row in self.rows if row.differs), None)
+        """Where the workers went apart for good; None where they did not.
+
+        Differences before that were refused, and caught by the program.
+        """
+        found = None
+        for row in self.rows:
+            if row.differs:
+                found = found or row
+            elif len(row.done) > 1:
+                found = None
+        return found
 
     def start_of(self, worker: int, done: Done) -> int:
         """When an entry began, on the clock of the first record, in nanoseconds."""
@@ -171,10 +180,14 @@ def _rows(records: Sequence[Record]) -> tuple[Row, ...]:
         for done in record.done:
             if done.place is not None:
                 at[done.place][record.worker] = done
-    return tuple(
-        Row(place, done, len({(each.kind, each.name) for each in done.values()}) > 1)
-        for place, done in sorted(at.items())
-    )
+    return tuple(Row(place, done, _differ(done.values())) for place, done in sorted(at.items()))
+
+
+def _differ(entries: Iterable[Done]) -> bool:
+    """Whether these are not the same, or different runs of one step."""
+    found = list(entries)
+    runs = {each.run for each in found if each.kind == "step" and each.run is not None}
+    return len({(each.kind, each.name) for each in found}) > 1 or len(runs) > 1
 
 
 def _paces(

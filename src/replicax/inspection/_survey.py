@@ -85,7 +85,7 @@ def _head(seen: Inspection) -> str:
 
 
 def _where_they_part(seen: Inspection) -> str:
-    if seen.workers == 1:
+    if len(seen.records) < 2:  # noqa: PLR2004 - nobody to compare with
         return ""
     row = seen.parted
     if row is not None:
@@ -97,7 +97,10 @@ def _where_they_part(seen: Inspection) -> str:
         for record in seen.records.values()
     ]
     ahead = max(places) - min(places)
-    return f"They did the same, as far as both is known. The first is {ahead} entries ahead."
+    return (
+        "They do the same, as far as the records reach. The first worker is "
+        f"{ahead} entries ahead of the last."
+    )
 
 
 def _common(seen: Inspection, last: int) -> str:
