@@ -195,6 +195,16 @@ def test_arrays_that_nobody_holds_are_not_copied(strategy, weight, monkeypatch):
     assert len(copies) == 3
     assert np.asarray(held).tolist() == [13.0] * 3
 
+    one = rx.function(lambda: strategy.run(lambda: (w.assign_add(1.0), None)[1]))
+    for run in (one, step, one, one, step, one):  # Each takes over what the other made.
+        run()
+    assert len(copies) == 3
+    held = w.value
+    step()
+    one()
+    assert len(copies) == 4
+    assert [float(held), float(w)] == [12.0, 14.0]
+
 
 @pytest.mark.slow
 def test_metrics_count_each_row_once(strategy, runner, data):
