@@ -135,8 +135,9 @@ def test_a_gradient_that_was_not_reduced_is_named(strategy, runner, weight):
         rx.apply_gradients(optimizer, gradients, [w])
 
     step = runner(lambda x: strategy.run(replica_step, args=(x,)))
-    with pytest.raises(rx.errors.VaryingWriteError, match=r"rx\.apply_gradients"):
+    with pytest.raises(rx.errors.VaryingWriteError, match=r"rx\.apply_gradients") as caught:
         step(rx.PerReplica(PER_REPLICA))
+    assert "the gradient of `weight`" in str(caught.value)
     assert float(w) == 2.0
 
 

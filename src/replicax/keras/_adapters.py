@@ -12,7 +12,7 @@ from replicax.input._agreed import AgreedFeed
 from replicax.input._split import HostBatch
 from replicax.keras import _compat
 from replicax.keras._checks import check_call, check_placed
-from replicax.keras._rows import PaddedRows, placed_batch, placed_rows
+from replicax.keras._rows import PaddedRows, for_keras, placed_batch, placed_rows
 from replicax.values import ReplicaMesh
 
 
@@ -30,7 +30,7 @@ class PlacedBatches(_compat.DataAdapter):  # type: ignore[misc] # Keras has no t
     def get_jax_iterator(self) -> Iterator[Any]:
         """The batches of an epoch."""
         for batch in self._inner.get_jax_iterator():
-            yield placed_batch(batch, self._mesh)
+            yield for_keras(placed_batch(batch, self._mesh), self._mesh)
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         """The batches of an epoch on the host."""
@@ -105,11 +105,11 @@ class KerasDataset(DistributedDataset, _compat.DataAdapter):  # type: ignore[mis
         try:
             if kept is not None and self._feed.is_once:
                 taken, first = 1, kept[1]
-                yield first
+                yield for_keras(first, self._mesh)
             for batch in batches:
                 taken += 1
                 first = batch if taken == 1 else None
-                yield batch
+                yield for_keras(batch, self._mesh)
         except GeneratorExit:
             self._peeked = (epoch, first) if taken == 1 else None
             raise

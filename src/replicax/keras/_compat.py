@@ -113,8 +113,11 @@ def sublayers(model: Any) -> Iterable[Any]:
 
 
 def set_state_of_fit(model: Any, state: dict[str, Any]) -> None:
-    """Tell a model's `fit` where the new arrays are; Keras does it after a step."""
-    model._jax_state = state
+    """Tell a model's `fit` where the new arrays are; Keras does it once more after a step.
+
+    Not through Keras' own `__setattr__`, which looks for layers among all the arrays.
+    """
+    object.__setattr__(model, "_jax_state", state)
 
 
 def layer_of_this_loss() -> Any:

@@ -15,7 +15,7 @@ from replicax.keras._adopt import strategy_for
 from replicax.keras._callbacks import for_this_worker
 from replicax.keras._checks import check_call, check_placed, check_steps
 from replicax.keras._shuffle import shuffle_alike
-from replicax.keras._steps import SafeSteps
+from replicax.keras._steps import Interruptions, SafeSteps
 from replicax.values import current_frame
 
 
@@ -212,9 +212,10 @@ def _training(model: Any, strategy: Any) -> Iterator[SafeSteps]:
     frame = current_frame()
     in_scope = frame is not None and frame.strategy is strategy
     check_placed(model, strategy.replica_mesh)
-    with contextlib.nullcontext() if in_scope else strategy.scope():
+    scope = contextlib.nullcontext() if in_scope else strategy.scope()
+    with scope, Interruptions() as interruptions:
         TURNS.settle()
-        steps = SafeSteps(model, strategy.replica_mesh)
+        steps = SafeSteps(model, strategy.replica_mesh, interruptions)
         try:
             yield steps
         finally:

@@ -77,6 +77,40 @@ class PaddedRows:
         return padded.real() if isinstance(children[0], jax.core.Tracer) else padded
 
 
+@jax.tree_util.register_pytree_node_class
+class Ready:
+    """A batch that lies on the replicas.
+
+    While Keras has a distribution, it places each leaf that it takes from an adapter. This is one
+    leaf to Keras and a tree without leaves to JAX: nothing is left to do, and the batch comes out.
+
+    Args:
+        batch: What the step is to get.
+    """
+
+    shape = ()
+    """What Keras asks leaves for; it stands for no rows."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def tree_flatten(self) -> tuple[tuple[()], Any]:
+        """For JAX."""
+        return (), self.batch
+
+    @classmethod
+    def tree_unflatten(cls, batch: Any, children: Sequence[Any]) -> Any:
+        """For JAX: the batch itself."""
+        del children
+        return batch
+
+
+def for_keras(batch: Any, mesh: ReplicaMesh) -> Any:
+    """A placed batch as Keras is to take it from an adapter."""
+    is_placed_by_keras = mesh.spans_processes or current_distribution() is None
+    return batch if is_placed_by_keras else Ready(batch)
+
+
 def placed_batch(batch: Any, mesh: ReplicaMesh) -> Any:
     """A batch of Keras, whose leaves are arrays of all rows on the host, on the replicas.
 
