@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax import errors
 from replicax.input import DistributedIterator
 from replicax.metrics import Metric
+from replicax.step._bound_objects import is_object, variables_in
 from replicax.values import DistributedValues, Variable
 
 IN_PLACE = (Variable, DistributedIterator)
@@ -69,7 +71,15 @@ def children(value: object) -> list[Child]:
     """The parts of a container, in an order that does not depend on how it was filled.
 
     Anything else, such as a string or a function, has none.
+
+    Raises:
+        ContextError: An object of a model library whose parts are no variables.
     """
+    parts = variables_in(value)
+    if parts is not None:
+        return [Child(suffix, suffix, variable) for suffix, variable in parts]
+    if is_object(value):
+        raise _not_adopted(value)
     if isinstance(value, dict):
         items = [Child(f"[{key!r}]", key, child) for key, child in value.items()]
         return sorted(items, key=lambda child: child.suffix)
@@ -86,6 +96,19 @@ def children(value: object) -> list[Child]:
             for index, (path, child) in enumerate(parts)
         ]
     return []
+
+
+def _not_adopted(value: object) -> errors.ContextError:
+    return errors.ContextError(
+        errors.describe(
+            f"A checkpoint was given a {type(value).__name__} of {type(value).__module__}, parts "
+            "of which are no variables.",
+            why="Restoring would build another object, and leave this one as it is.",
+            fix="Call `rx.nnx.adopt(object)` in the strategy's scope before; or keep "
+            "`nnx.state(object)` in the checkpoint, and write back what was restored by "
+            "`nnx.update`.",
+        )
+    )
 
 
 def put(container: Any, key: Any, value: Any) -> None:

@@ -38,6 +38,18 @@ class _Objects:
     def is_object(self, value: Any) -> bool:
         return is_object(value)
 
+    def parts(self, value: Any) -> list[tuple[str, ModelVariable]] | None:
+        """The variables of an object or of an `nnx.Variable`; None if a part is no variable."""
+        if isinstance(value, nnx.Variable):
+            variable = BY_PART.get(id(value))
+            return None if variable is None else [("", variable)]
+        if not is_object(value):
+            return None
+        start = len(type(value).__name__)
+        found = [(name[start:], BY_PART.get(id(part))) for name, part in parts_of(value)]
+        known = [(name, variable) for name, variable in found if variable is not None]
+        return known if len(known) == len(found) else None
+
     def check_known(self, value: Any, strategy: StrategyLike) -> None:
         """Check that all parts of an object are variables of the strategy.
 
