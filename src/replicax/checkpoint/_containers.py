@@ -18,8 +18,9 @@ import numpy as np
 from replicax import errors
 from replicax.input import DistributedIterator
 from replicax.metrics import Metric
-from replicax.step._bound_objects import is_object, variables_in
+from replicax.step._bound_objects import is_object
 from replicax.values import DistributedValues, Variable
+from replicax.values._foreign import parts_of_foreign
 
 IN_PLACE = (Variable, DistributedIterator)
 """Leaves that are set where they are, and stay the objects that they were."""
@@ -75,7 +76,7 @@ def children(value: object) -> list[Child]:
     Raises:
         ContextError: An object of a model library whose parts are no variables.
     """
-    parts = variables_in(value)
+    parts = parts_of_foreign(value)
     if parts is not None:
         return [Child(suffix, suffix, variable) for suffix, variable in parts]
     if is_object(value):

@@ -14,6 +14,7 @@ from replicax.keras._adapters import KerasDataset, PlacedBatches
 from replicax.keras._adopt import strategy_for
 from replicax.keras._callbacks import for_this_worker
 from replicax.keras._checks import check_call, check_placed, check_steps
+from replicax.keras._distribution import without_distribution
 from replicax.keras._shuffle import shuffle_alike
 from replicax.keras._steps import Interruptions, SafeSteps
 from replicax.values import current_frame
@@ -235,7 +236,8 @@ def _adapter(strategy: Any, x: Any, y: Any = None, **given: Any) -> Any:
         if isinstance(x, KerasDataset):
             return x
         return KerasDataset(x._feed, x._mesh, x._options, x.plan)  # made before Keras was imported
-    inner = _compat.get_data_adapter(x, y, **given) if given else _compat.get_data_adapter(x, y)
+    with without_distribution():
+        inner = _compat.get_data_adapter(x, y, **given)
     return PlacedBatches(inner, strategy.replica_mesh)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import keras
 
 from replicax import errors
 from replicax.collectives import TURNS
@@ -213,6 +214,36 @@ def lift(variable: Any, frame: Frame | None = None) -> LiftedVariable:
     if trace is not None:
         trace.create(lambda: lifted)  # An input of the trace that follows.
     return lifted
+
+
+def parts(value: Any) -> list[tuple[str, LiftedVariable]] | None:
+    """The variables of a model, layer, optimizer or metric of Keras, for checkpoints.
+
+    Names of layers count the layers of a program, so places are counted instead; what a variable is
+    for stands at the end of its name.
+    """
+    if isinstance(value, keras.Variable):
+        return [("", lift(value))]
+    if not isinstance(value, _HOLDERS):
+        return None
+    groups = {"variables": list(value.variables)}
+    if isinstance(value, keras.Model):
+        optimizer = getattr(value, "optimizer", None)
+        groups["optimizer.variables"] = list(getattr(optimizer, "variables", ()))
+        groups["metrics_variables"] = list(value.metrics_variables) if value.compiled else []
+    return [
+        (f".{group}[{i}].{variable.name.rpartition('_')[2]}", lift(variable))
+        for group, variables in groups.items()
+        for i, variable in enumerate(variables)
+    ]
+
+
+_HOLDERS = (
+    keras.Layer,
+    keras.optimizers.Optimizer,
+    keras.metrics.Metric,
+    keras.random.SeedGenerator,
+)
 
 
 def _taken_out(name: str) -> errors.FailedPreconditionError:

@@ -16,7 +16,7 @@ import numpy as np
 
 from replicax import errors
 from replicax.input._split import host_array
-from replicax.keras._distribution import PaddedShape, current_distribution
+from replicax.keras._distribution import current_distribution
 from replicax.values import ReplicaMesh
 
 
@@ -38,7 +38,7 @@ class PaddedRows:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the real rows."""
-        return PaddedShape((sum(self.counts), *self.array.shape[1:]))
+        return (sum(self.counts), *self.array.shape[1:])
 
     @property
     def dtype(self) -> Any:
@@ -105,10 +105,9 @@ class Ready:
         return batch
 
 
-def for_keras(batch: Any, mesh: ReplicaMesh) -> Any:
+def for_keras(batch: Any) -> Any:
     """A placed batch as Keras is to take it from an adapter."""
-    is_placed_by_keras = mesh.spans_processes or current_distribution() is None
-    return batch if is_placed_by_keras else Ready(batch)
+    return batch if current_distribution() is None else Ready(batch)
 
 
 def placed_batch(batch: Any, mesh: ReplicaMesh) -> Any:
@@ -154,12 +153,7 @@ def _placed(leaf: Any, mesh: ReplicaMesh) -> Any:
 
 
 def placed_rows(own: np.ndarray[Any, Any], mesh: ReplicaMesh) -> Any:
-    """The rows `[num_local_replicas * B, ...]` of this process as part of a global array.
-
-    Over several processes, Keras joins the parts itself while it has a distribution.
-    """
-    if mesh.spans_processes and current_distribution() is not None:
-        return own
+    """The rows `[num_local_replicas * B, ...]` of this process as part of a global array."""
     first = mesh.local_replicas[0] * (own.shape[0] // mesh.num_local_replicas)
     total = own.shape[0] // mesh.num_local_replicas * mesh.num_replicas
 

@@ -15,7 +15,7 @@ import keras
 from replicax.cluster import guard
 from replicax.collectives import IN_FLIGHT, TURNS
 from replicax.keras import _compat
-from replicax.keras._checks import check_placed
+from replicax.keras._checks import OURS, check_placed
 from replicax.values import ReplicaMesh
 
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
@@ -157,6 +157,8 @@ def _follows(state: Any) -> bool:
 class SafeSteps(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
     """Has Keras call its steps through `Step`, from where it has made them until `restore`.
 
+    As long, the model is among `OURS`.
+
     Args:
         model: The model.
         mesh: The replicas.
@@ -166,6 +168,7 @@ class SafeSteps(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
     def __init__(self, model: Any, mesh: ReplicaMesh, interruptions: Interruptions) -> None:
         super().__init__()
         self._stepping, self._mesh, self._interruptions = model, mesh, interruptions
+        OURS.append(model)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Keras has made the training step."""
@@ -195,4 +198,5 @@ class SafeSteps(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
             step = getattr(self._stepping, name)
             if isinstance(step, Step):
                 setattr(self._stepping, name, step.function)
+        OURS.remove(self._stepping)
         TURNS.settle()

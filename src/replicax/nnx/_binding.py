@@ -25,6 +25,7 @@ from replicax.nnx._model_variable import BY_PART, ModelVariable, Rule, changed_s
 from replicax.nnx._owner import not_adopted, parts_of
 from replicax.step import peek, register_objects
 from replicax.values import StrategyLike, VariableAccess, current_frame, live_variables
+from replicax.values._foreign import register_holder
 
 
 def is_object(value: Any) -> bool:
@@ -32,23 +33,24 @@ def is_object(value: Any) -> bool:
     return isinstance(value, nnx.Pytree)
 
 
+def parts(value: Any) -> list[tuple[str, ModelVariable]] | None:
+    """The variables of an object or of an `nnx.Variable`; None if not all of it was adopted."""
+    if isinstance(value, nnx.Variable):
+        variable = BY_PART.get(id(value))
+        return None if variable is None else [("", variable)]
+    if not is_object(value):
+        return None
+    start = len(type(value).__name__)
+    found = [(name[start:], BY_PART.get(id(part))) for name, part in parts_of(value)]
+    known = [(name, variable) for name, variable in found if variable is not None]
+    return known if len(known) == len(found) else None
+
+
 class _Objects:
     """The objects of Flax NNX, for the runners."""
 
     def is_object(self, value: Any) -> bool:
         return is_object(value)
-
-    def parts(self, value: Any) -> list[tuple[str, ModelVariable]] | None:
-        """The variables of an object or of an `nnx.Variable`; None if a part is no variable."""
-        if isinstance(value, nnx.Variable):
-            variable = BY_PART.get(id(value))
-            return None if variable is None else [("", variable)]
-        if not is_object(value):
-            return None
-        start = len(type(value).__name__)
-        found = [(name[start:], BY_PART.get(id(part))) for name, part in parts_of(value)]
-        known = [(name, variable) for name, variable in found if variable is not None]
-        return known if len(known) == len(found) else None
 
     def check_known(self, value: Any, strategy: StrategyLike) -> None:
         """Check that all parts of an object are variables of the strategy.
@@ -236,3 +238,4 @@ def _checked(variable: ModelVariable, new: Any) -> Any:
 
 
 register_objects(_Objects())
+register_holder(parts)

@@ -28,12 +28,6 @@ class ObjectKind(Protocol):
     def is_object(self, value: Any) -> bool:
         """Whether a value is such an object."""
 
-    def parts(self, value: Any) -> Sequence[tuple[str, Variable]] | None:
-        """The variables of an object, or of one of its parts, by their place in it.
-
-        None if it is none of this library, or not all of it was made variables.
-        """
-
     def check_known(self, value: Any, strategy: StrategyLike) -> None:
         """Raise if an object's parts are not variables of the strategy."""
 
@@ -85,12 +79,6 @@ def suspending(meet: _Meet) -> _Meet:
 def is_object(value: Any) -> bool:
     """Whether a value is an object that steps use in place, and not a tree of arrays."""
     return any(kind.is_object(value) for kind in _KINDS) or _package_of(value) is not None
-
-
-def variables_in(value: Any) -> Sequence[tuple[str, Variable]] | None:
-    """The variables of an object that steps use in place, by their place; None if it has none."""
-    found = (kind.parts(value) for kind in _KINDS)
-    return next((parts for parts in found if parts is not None), None)
 
 
 def check_objects(fn: Callable[..., Any], values: Sequence[Any], strategy: StrategyLike) -> None:
