@@ -219,9 +219,7 @@ def steps_beside(strategy: rx.MirroredStrategy, rounds: int) -> Iterator[tuple[s
             theirs, leaves = hand(strategy, count)
             steps = {f"{library}, {leaves} leaves": ours(strategy, count), "by hand": theirs}
             check_losses(steps)
-            seconds = take_turns(
-                steps, rounds=rounds, bursts=8, clock=time.thread_time, wait=False
-            )
+            seconds = take_turns(steps, rounds=rounds, bursts=8, clock=time.thread_time, wait=False)
             limit = MOST[library] if leaves >= MANY else None
             rows.append(compare(seconds, *steps, "us", max_ratio=limit))
         yield f"CPU time of the calling thread a step, {library}", rows

@@ -36,7 +36,6 @@ from measuring import (
 
 import replicax as rx
 
-
 # -- the ways to write a step ---------------------------------------------------------------------
 
 

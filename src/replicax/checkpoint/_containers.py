@@ -76,11 +76,9 @@ def children(value: object) -> list[Child]:
     Raises:
         ContextError: An object of a model library whose parts are no variables.
     """
-    parts = parts_of_foreign(value)
-    if parts is not None:
-        return [Child(suffix, suffix, variable) for suffix, variable in parts]
-    if is_object(value):
-        raise _not_adopted(value)
+    of_library = _of_library(value)
+    if of_library is not None:
+        return of_library
     if isinstance(value, dict):
         items = [Child(f"[{key!r}]", key, child) for key, child in value.items()]
         return sorted(items, key=lambda child: child.suffix)
@@ -97,6 +95,16 @@ def children(value: object) -> list[Child]:
             for index, (path, child) in enumerate(parts)
         ]
     return []
+
+
+def _of_library(value: object) -> list[Child] | None:
+    """The variables of an object of a model library; None of anything else."""
+    parts = parts_of_foreign(value)
+    if parts is not None:
+        return [Child(suffix, suffix, variable) for suffix, variable in parts]
+    if is_object(value):
+        raise _not_adopted(value)
+    return None
 
 
 def _not_adopted(value: object) -> errors.ContextError:

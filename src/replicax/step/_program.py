@@ -31,7 +31,7 @@ from replicax.step._together import starting
 from replicax.step._trace import Traced
 from replicax.step._workers import compare_program
 from replicax.values import PerReplica, ReplicaMesh, StrategyLike, Variable
-from replicax.values._cells import Cell, shared_cell
+from replicax.values._cells import shared_cell
 from replicax.values._lending import COUNTER, keep_lent_arrays
 from replicax.values._tracing import is_concrete, is_staged, outermost_level
 from replicax.values._workers import check_count

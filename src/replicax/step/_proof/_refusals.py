@@ -114,9 +114,7 @@ def refuse_reference_write(number: int, source: Source) -> NoReturn:
     raise VaryingWriteError(message, origin=Origin(call_site=source.call_site))
 
 
-def refuse_varying(
-    call: str, name: str, call_site: CallSite | None, source: Source
-) -> NoReturn:
+def refuse_varying(call: str, name: str, call_site: CallSite | None, source: Source) -> NoReturn:
     """A value that varies was given to a function that takes reduced gradients."""
     message = describe(
         f"`{call}` was given values that may differ between replicas: {name}, at "
