@@ -42,6 +42,7 @@ def require_mirrored(tree: Any, call: str, names: Sequence[str] | None = None) -
     context = current_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return tree
+    structure: Any
     with_paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     leaves = [leaf for _, leaf in with_paths]
     if names is None:
