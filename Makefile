@@ -54,6 +54,7 @@ check: $(READY) ## style, types, floors, doctests, news, paths
 
 bench: $(READY) ## what a step and its input cost beside hand-written jax
 	$(PY) benchmarks/overhead.py $(ARGS)
+	$(PY) benchmarks/models.py $(ARGS)
 	$(PY) benchmarks/input.py $(ARGS)
 	$(PY) benchmarks/liveness.py $(ARGS)
 

@@ -132,6 +132,13 @@ def take_turns(
     return seconds
 
 
+def check_losses(steps: dict[str, Step]) -> None:
+    """Stop if the contenders do not compute the same. They are warm afterwards."""
+    losses = {name: [float(step()) for _ in range(20)][-1] for name, step in steps.items()}
+    if max(losses.values()) - min(losses.values()) > 1e-5:
+        sys.exit(f"The losses after 20 steps differ: {losses}")
+
+
 def burst(step: Step, clock: Callable[[], float], *, wait: bool) -> float:
     """Seconds a step."""
     start = clock()

@@ -23,18 +23,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from measuring import REPLICAS, Comparison, Report, Step, compare, cpu_strategy, take_turns
+from measuring import (
+    REPLICAS,
+    Comparison,
+    Report,
+    Step,
+    check_losses,
+    compare,
+    cpu_strategy,
+    take_turns,
+)
 
 import replicax as rx
 from replicax.recording import RECORDER
-
-
-def check_losses(steps: dict[str, Step]) -> None:
-    """Stop if the contenders do not compute the same. They are warm afterwards."""
-    losses = {name: [float(step()) for _ in range(20)][-1] for name, step in steps.items()}
-    if max(losses.values()) - min(losses.values()) > 1e-5:
-        sys.exit(f"The losses after 20 steps differ: {losses}")
-
 
 # -- the ways to write a step ---------------------------------------------------------------------
 

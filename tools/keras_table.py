@@ -1,17 +1,20 @@
-"""Write the table of docs/keras.md: Keras on one device against 2, 3 and 4 replicas.
+"""Write the table of docs/keras.md: Keras on one device against 2, 3, 4 and 2 x 2 replicas.
 
 Each configuration is trained by Keras alone, then by `rx.keras.fit` from the same weights on the
-same rows. The cells are the largest difference of all losses, metrics, weights, statistics,
-optimizer states and predictions. `--check` changes nothing and exits with 1 if one is above the
-tolerance.
+same rows; in the last column by two workers with two replicas each. The cells are the largest
+difference of all losses, metrics, weights, statistics, optimizer states and predictions. `--check`
+changes nothing and exits with 1 if one is above the tolerance.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -301,10 +304,39 @@ def row(configuration: Configuration, columns: Sequence[Any]) -> list[float]:
     return [difference(one, trained(configuration, strategy)) for strategy in columns]
 
 
+def work(file: str, numbers: Sequence[int]) -> None:
+    """What each of two workers does: `{number: cell}` to `file`, for its half of the numbers."""
+    strategy = rx.MultiWorkerMirroredStrategy()
+    rank = 0 if strategy.is_chief else 1
+    cells = {}
+    for number in numbers:
+        configuration = CONFIGURATIONS[number]
+        together = trained(configuration, strategy)
+        if number % 2 == rank:
+            cells[number] = difference(trained(configuration), together)
+    Path(f"{file}{rank}").write_text(json.dumps(cells))
+
+
+def two_workers(numbers: Sequence[int]) -> dict[int, float]:
+    """The last column: one job of two workers with two CPU devices each."""
+    run = [sys.executable, "-m", "replicax", "run", "--standalone", "--nproc-per-node", "2"]
+    environment = {n: v for n, v in os.environ.items() if not n.startswith(("JAX_", "PYTEST_"))}
+    environment |= {"JAX_PLATFORMS": "cpu", "REPLICAX_CPU_DEVICES": "2", "KERAS_BACKEND": "jax"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/cells"
+        command = [*run, __file__, "--worker", file, *map(str, numbers)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(done.stdout + done.stderr)
+        found = [json.loads(Path(f"{file}{rank}").read_text()) for rank in (0, 1)]
+    return {int(number): cell for cells in found for number, cell in cells.items()}
+
+
 def table(rows: Sequence[tuple[Configuration, Sequence[float]]]) -> str:
     """The table as Markdown."""
-    heads = " | ".join(f"{n} replicas" for n in REPLICAS)
-    lines = [f"| configuration | rows | {heads} |", "|---|---|" + "---|" * len(REPLICAS)]
+    heads = " | ".join([*(f"{n} replicas" for n in REPLICAS), "2 x 2"])
+    lines = [f"| configuration | rows | {heads} |", "|---|---|" + "---|" * (len(REPLICAS) + 1)]
     for configuration, cells in rows:
         shown = " | ".join("0" if cell == 0 else f"{cell:.0e}" for cell in cells)
         lines.append(f"| {configuration.label} | {configuration.rows} | {shown} |")
@@ -315,12 +347,19 @@ def main() -> int:
     """Train, write or check; 1 if something is too far apart."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing")
+    parser.add_argument(
+        "--worker", nargs="+", metavar=("FILE", "NUMBER"), help="of the last column"
+    )
     options = parser.parse_args()
+    if options.worker:
+        work(options.worker[0], [int(number) for number in options.worker[1:]])
+        return 0
     jax.config.update("jax_num_cpu_devices", max(REPLICAS))
     columns = strategies()
+    last = two_workers(range(len(CONFIGURATIONS)))
     rows = []
-    for configuration in CONFIGURATIONS:
-        rows.append((configuration, row(configuration, columns)))
+    for number, configuration in enumerate(CONFIGURATIONS):
+        rows.append((configuration, [*row(configuration, columns), last[number]]))
         print(table(rows[-1:]).splitlines()[-1], flush=True)
     if not options.check:
         text = PAGE.read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """Parts of the upper floors that belong to other libraries, once a program has imported those.
 
 The core imports no model library. Where a program has, the part that joins the two is imported when
-the first strategy's scope is entered or the first dataset is distributed.
+the first strategy's scope is entered, the first dataset distributed or the first step run.
 """
 
 from __future__ import annotations

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -135,7 +138,73 @@ def unseeded(strategy: Any, folder: Path) -> Any:
     return [np.asarray(v.value).tolist() for v in model.variables]
 
 
-CHECKS = (unseeded, a_step, fit_on_arrays, own_methods_on_datasets)
+class Dies(keras.callbacks.Callback):  # type: ignore[misc]
+    """Kills a worker in the middle of the second epoch, once."""
+
+    def __init__(self, marker: Path) -> None:
+        super().__init__()
+        self.marker, self.epoch = marker, 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        del logs
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        del logs
+        if (self.epoch, batch) == (1, 0) and not self.marker.exists():
+            backup = self.marker.with_name("backup.whole") / "training_metadata.json"
+            while not backup.exists():
+                time.sleep(0.01)
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def small_model() -> Any:
+    keras.utils.set_random_seed(5)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model
+
+
+def resumed(strategy: Any, folder: Path) -> Any:
+    """Three epochs, in whose second one worker 1 is killed the first time."""
+    with strategy.scope():
+        model = small_model()
+    callbacks = [keras.callbacks.BackupAndRestore(folder / "backup")]
+    if not strategy.is_chief:
+        callbacks.append(Dies(folder / "killed"))
+    x, y = (part[:8] for part in rows())
+    options = {"batch_size": 4, "epochs": 3, "shuffle": False, "verbose": 0}
+    history = rx.keras.fit(model, x, y, callbacks=callbacks, **options).history
+    return history, arrays(model), (folder / "backup").exists()
+
+
+def refused(strategy: Any, folder: Path) -> Any:
+    """Keras' own methods where they would be wrong."""
+    x, y = rows()
+    with strategy.scope():
+        model = small_model()
+        dataset = strategy.distribute_dataset((x, y), rx.InputOptions(global_batch_size=ROWS))
+        log = [keras.callbacks.CSVLogger(folder / "never.csv")]
+        calls = {
+            "fit of arrays": lambda: model.fit(x, y, verbose=0),
+            "evaluate of arrays": lambda: model.evaluate(x[:4], y[:4], verbose=0),
+            "predict of arrays": lambda: model.predict(x, verbose=0),
+            "train_on_batch": lambda: model.train_on_batch(x[:4], y[:4]),
+            "validation": lambda: model.fit(dataset, validation_data=(x, y), verbose=0),
+            "fit that writes": lambda: model.fit(dataset, callbacks=log, verbose=0),
+            "predict": lambda: model.predict(dataset, verbose=0),
+        }
+        told = {}
+        for name, call in calls.items():
+            try:
+                call()
+            except rx.errors.UnimplementedError as error:
+                told[name] = error.args[0]
+    return told, (folder / "never.csv").exists()
+
+
+CHECKS = (resumed, refused, unseeded, a_step, fit_on_arrays, own_methods_on_datasets)
 
 
 def main() -> None:

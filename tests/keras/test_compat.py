@@ -58,10 +58,10 @@ def test_the_call_of_a_model_is_found(compat):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     with pytest.raises(ZeroDivisionError):
-        model.fit(Looks(), class_weight={0: 1.0})
+        model.fit(Looks(), class_weight={0: 1.0}, callbacks=[])
 
-    assert found[0][0] is model
-    assert found[0][1]["class_weight"] == {0: 1.0}
+    assert (found[0].model, found[0].method, found[0].callbacks) == (model, "fit", [])
+    assert found[0].given["class_weight"] == {0: 1.0}
 
 
 def test_a_layer_keeps_which_losses_are_its_own(compat):

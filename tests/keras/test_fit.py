@@ -112,7 +112,7 @@ def test_each_replica_computes_its_own_rows(strategy, data, make_model):
     with strategy.scope():
         model = make_model()
         batches = strategy.distribute_dataset([(data.x[:6], data.y[:6])])
-        batch = next(batches.get_jax_iterator())
+        batch = next(batches.get_jax_iterator()).batch
 
     assert [shard.data.shape for shard in batch[0].addressable_shards] == [(2, 3)] * 3
     weights = [v.value for v in model.trainable_variables]

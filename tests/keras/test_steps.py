@@ -135,8 +135,9 @@ def test_a_gradient_that_was_not_reduced_is_named(strategy, runner, weight):
         rx.apply_gradients(optimizer, gradients, [w])
 
     step = runner(lambda x: strategy.run(replica_step, args=(x,)))
-    with pytest.raises(rx.errors.VaryingWriteError, match=r"rx\.apply_gradients"):
+    with pytest.raises(rx.errors.VaryingWriteError, match=r"rx\.apply_gradients") as caught:
         step(rx.PerReplica(PER_REPLICA))
+    assert "the gradient of `weight`" in str(caught.value)
     assert float(w) == 2.0
 
 
@@ -194,6 +195,16 @@ def test_arrays_that_nobody_holds_are_not_copied(strategy, weight, monkeypatch):
     step()
     assert len(copies) == 3
     assert np.asarray(held).tolist() == [13.0] * 3
+
+    one = rx.function(lambda: strategy.run(lambda: (w.assign_add(1.0), None)[1]))
+    for run in (one, step, one, one, step, one):  # Each takes over what the other made.
+        run()
+    assert len(copies) == 3
+    held = w.value
+    step()
+    one()
+    assert len(copies) == 4
+    assert [float(held), float(w)] == [12.0, 14.0]
 
 
 @pytest.mark.slow

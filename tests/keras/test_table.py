@@ -42,6 +42,16 @@ def test_a_training_equals_one_device(number):
     assert tool.difference(one, other) <= tool.TOLERANCE, configuration.label
 
 
+@pytest.mark.timeout(115)
+def test_two_workers_with_two_replicas_each_equal_one_device():
+    """One configuration in four, another four of them on another Python."""
+    numbers = list(range(sys.version_info.minor % 4, len(tool.CONFIGURATIONS), 4))
+    cells = tool.two_workers(numbers)
+
+    assert sorted(cells) == numbers
+    assert [n for n, cell in cells.items() if not cell <= tool.TOLERANCE] == []
+
+
 def test_the_table_has_what_was_promised():
     rows = {configuration.rows for configuration in tool.CONFIGURATIONS}
     assert len(tool.CONFIGURATIONS) >= 30
@@ -49,3 +59,4 @@ def test_the_table_has_what_was_promised():
     page = tool.PAGE.read_text(encoding="utf-8")
     labels = [f"| {configuration.label} |" for configuration in tool.CONFIGURATIONS]
     assert [label for label in labels if label not in page] == []
+    assert "| 4 replicas | 2 x 2 |" in page

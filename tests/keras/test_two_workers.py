@@ -90,6 +90,7 @@ def running(folder):
         "XLA_FLAGS": "--xla_backend_optimization_level=0",
     }
     run = [sys.executable, "-m", "replicax", "run", "--standalone", "--nproc-per-node", "2"]
+    run += ["--max-restarts", "1"]  # The first check kills a worker.
     # The shell tells that it has ended, whoever asks.
     command = ["/bin/sh", "-c", '"$@"; echo $? > "$0"', folder / "returncode", *run]
     with (folder / "output").open("w") as output:
@@ -162,6 +163,35 @@ def test_b14_own_methods_over_workers_equal_one_device(job):
     check(history, expected)
     check(weights, job.program.arrays(one))
     check(evaluated, one.evaluate(x, y, verbose=0))  # workers held 5 and 6 rows
+
+
+def test_a_killed_job_goes_on_with_its_backup(job):
+    one = job.program.small_model()
+    x, y = (part[:8] for part in job.program.rows())
+    whole = one.fit(x, y, batch_size=4, epochs=3, shuffle=False, verbose=0).history
+    history, weights, is_left = job.result("resumed")
+
+    check(history, {"loss": whole["loss"][1:]})  # the second epoch anew
+    check(weights, job.program.arrays(one))
+    assert not is_left
+
+
+def test_own_methods_that_would_be_wrong_are_refused(job):
+    told, has_written = job.result("refused")
+
+    assert list(told) == [
+        "fit of arrays",
+        "evaluate of arrays",
+        "predict of arrays",
+        "train_on_batch",
+        "validation",
+        "fit that writes",
+        "predict",
+    ]
+    assert all("rx.keras.fit(" in text for name, text in told.items() if name != "predict")
+    assert "rx.keras.predict(model" in told["predict"]
+    assert "CSVLogger" in told["fit that writes"]
+    assert not has_written
 
 
 def check(found, expected):

@@ -15,9 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax import errors
 from replicax.input import DistributedIterator
 from replicax.metrics import Metric
+from replicax.step._bound_objects import is_object
 from replicax.values import DistributedValues, Variable
+from replicax.values._foreign import parts_of_foreign
 
 IN_PLACE = (Variable, DistributedIterator)
 """Leaves that are set where they are, and stay the objects that they were."""
@@ -69,7 +72,15 @@ def children(value: object) -> list[Child]:
     """The parts of a container, in an order that does not depend on how it was filled.
 
     Anything else, such as a string or a function, has none.
+
+    Raises:
+        ContextError: An object of a model library whose parts are no variables.
     """
+    of_library = _of_library(value)
+    return _of_container(value) if of_library is None else of_library
+
+
+def _of_container(value: object) -> list[Child]:
     if isinstance(value, dict):
         items = [Child(f"[{key!r}]", key, child) for key, child in value.items()]
         return sorted(items, key=lambda child: child.suffix)
@@ -86,6 +97,29 @@ def children(value: object) -> list[Child]:
             for index, (path, child) in enumerate(parts)
         ]
     return []
+
+
+def _of_library(value: object) -> list[Child] | None:
+    """The variables of an object of a model library; None of anything else."""
+    parts = parts_of_foreign(value)
+    if parts is not None:
+        return [Child(suffix, suffix, variable) for suffix, variable in parts]
+    if is_object(value):
+        raise _not_adopted(value)
+    return None
+
+
+def _not_adopted(value: object) -> errors.ContextError:
+    return errors.ContextError(
+        errors.describe(
+            f"A checkpoint was given a {type(value).__name__} of {type(value).__module__}, parts "
+            "of which are no variables.",
+            why="Restoring would build another object, and leave this one as it is.",
+            fix="Call `rx.nnx.adopt(object)` in the strategy's scope before; or keep "
+            "`nnx.state(object)` in the checkpoint, and write back what was restored by "
+            "`nnx.update`.",
+        )
+    )
 
 
 def put(container: Any, key: Any, value: Any) -> None:

@@ -39,6 +39,7 @@ from replicax.keras._fit import fit as fit
 from replicax.keras._fit import predict as predict
 from replicax.keras._hooks import hook as _hook
 from replicax.keras._lifted import lift as _lift
+from replicax.keras._lifted import parts as _parts
 from replicax.keras._model import Distributed as Distributed
 from replicax.keras._model import Model as Model
 from replicax.keras._model import Sequential as Sequential
@@ -47,9 +48,11 @@ from replicax.keras._optimizers import is_optimizer as _is_optimizer
 from replicax.step import register_optimizer as _register_optimizer
 from replicax.values import register_foreign as _register_foreign
 from replicax.values import register_frame_hook as _register_frame_hook
+from replicax.values._foreign import register_holder as _register_holder
 
 _register_frame_hook(_hook)
 _register_foreign(lambda thing: isinstance(thing, _keras.Variable), _lift)
+_register_holder(_parts)
 _register_optimizer(_is_optimizer, _apply_gradients)
 _input.register_dataset_class(_KerasDataset)
 

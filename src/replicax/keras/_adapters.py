@@ -11,8 +11,8 @@ from replicax.input import DistributedDataset
 from replicax.input._agreed import AgreedFeed
 from replicax.input._split import HostBatch
 from replicax.keras import _compat
-from replicax.keras._checks import check_call, check_placed
-from replicax.keras._rows import PaddedRows, placed_batch, placed_rows
+from replicax.keras._checks import check_call, check_own_method, check_placed
+from replicax.keras._rows import PaddedRows, for_keras, placed_batch, placed_rows
 from replicax.values import ReplicaMesh
 
 
@@ -30,7 +30,7 @@ class PlacedBatches(_compat.DataAdapter):  # type: ignore[misc] # Keras has no t
     def get_jax_iterator(self) -> Iterator[Any]:
         """The batches of an epoch."""
         for batch in self._inner.get_jax_iterator():
-            yield placed_batch(batch, self._mesh)
+            yield for_keras(placed_batch(batch, self._mesh))
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         """The batches of an epoch on the host."""
@@ -83,10 +83,12 @@ class KerasDataset(DistributedDataset, _compat.DataAdapter):  # type: ignore[mis
     @property
     def num_batches(self) -> int | None:
         """Number of steps of one pass, or None if unknown."""
-        model, given = _compat.trainer_of_this_call()
-        if given:
-            check_call(given)
-            check_placed(model, self._mesh)
+        call = _compat.trainer_of_this_call()
+        if call.given:
+            check_call(call.given)
+            check_placed(call.model, self._mesh)
+            if self._mesh.spans_processes:
+                check_own_method(call)
         return super().num_batches
 
     def get_jax_iterator(self) -> Iterator[Any]:
@@ -105,11 +107,11 @@ class KerasDataset(DistributedDataset, _compat.DataAdapter):  # type: ignore[mis
         try:
             if kept is not None and self._feed.is_once:
                 taken, first = 1, kept[1]
-                yield first
+                yield for_keras(first)
             for batch in batches:
                 taken += 1
                 first = batch if taken == 1 else None
-                yield batch
+                yield for_keras(batch)
         except GeneratorExit:
             self._peeked = (epoch, first) if taken == 1 else None
             raise
@@ -147,17 +149,9 @@ class KerasDataset(DistributedDataset, _compat.DataAdapter):  # type: ignore[mis
                 return
             counts = None
             if own.rows is not None:
-                if isinstance(feed, AgreedFeed):
-                    parts = gather("rows of replicas", own.counts.tolist())
-                    counts = tuple(n for part in parts for n in part)
-                else:
-                    counts = self._counts_of_all(own)
+                parts = gather("rows of replicas", own.counts.tolist())
+                counts = tuple(n for part in parts for n in part)
             yield _global_batch(own, self._mesh, counts)
-
-    def _counts_of_all(self, own: HostBatch) -> tuple[int, ...]:
-        """Rows of all replicas, which every process knows where all read the same batches."""
-        total = gather("rows of replicas", own.counts.tolist())
-        return tuple(n for part in total for n in part)
 
     @property
     def batch_size(self) -> int | None:

@@ -14,8 +14,11 @@ from typing import Any
 import keras
 
 from replicax.cluster import agree
+from replicax.keras._backups import WholeBackups
+from replicax.keras._distribution import without_distribution
 
-_WRITERS: tuple[type, ...] = (
+WRITERS: tuple[type, ...] = (
+    keras.callbacks.BackupAndRestore,
     keras.callbacks.ModelCheckpoint,
     keras.callbacks.CSVLogger,
     keras.callbacks.TensorBoard,
@@ -38,6 +41,7 @@ class Alone(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no type
     def __init__(self, callback: Any, *, together: tuple[str, ...] = (), alone: bool) -> None:
         super().__init__()
         self.callback = callback
+        self._takes_model = alone or bool(together)
         for hook in _HOOKS:
             call = getattr(callback, hook)
             if hook not in together:
@@ -45,9 +49,10 @@ class Alone(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no type
             setattr(self, hook, call)
 
     def set_model(self, model: Any) -> None:
-        """Hand the model on."""
+        """Hand the model on, which TensorBoard draws at once."""
         super().set_model(model)
-        self.callback.set_model(model)
+        if self._takes_model:
+            self.callback.set_model(model)
 
     def set_params(self, params: Any) -> None:
         """Hand the parameters on."""
@@ -62,32 +67,50 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 def _without_distribution(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        before = keras.distribution.distribution()
-        keras.distribution.set_distribution(None)
-        try:
+        with without_distribution():
             return call(*args, **kwargs)
-        finally:
-            keras.distribution.set_distribution(before)
 
     return wrapped
 
 
-class Meets(keras.callbacks.Callback):  # type: ignore[misc]
-    """Has the workers wait for each other before and after files are written."""
+class Backup(Alone):
+    """`BackupAndRestore` over several workers: one writes, all go on from one complete backup.
 
-    def __init__(self, files: list[str]) -> None:
-        super().__init__()
-        self._files = files
+    Args:
+        callback: The callback.
+        is_chief: Whether this worker writes.
+    """
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """All see the same backups, or none starts."""
-        del logs
+    def __init__(self, callback: Any, *, is_chief: bool) -> None:
+        super().__init__(callback, together=("on_train_begin",), alone=is_chief)
+        self._folder = Path(callback.backup_dir)
+        self._whole = WholeBackups(self._folder) if is_chief else None
+        for hook in ("on_train_begin", "on_epoch_end", "on_train_batch_end", "on_train_end"):
+            setattr(self, hook, self._around(hook, getattr(self, hook)))
+
+    def _around(self, hook: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        whole = self._whole
+
+        @functools.wraps(call)
+        def wrapped(*args: Any, **kwargs: Any) -> None:
+            if hook == "on_train_begin":
+                self._meet()
+            call(*args, **kwargs)
+            if whole is not None and hook == "on_train_end":
+                whole.end()
+            elif whole is not None:
+                whole.note()
+
+        return wrapped
+
+    def _meet(self) -> None:
+        """All see the same backup, or none starts."""
+        if self._whole is not None:
+            self._whole.start()
+        agree("the start of fit", {"backups in": str(self._folder)})
         agree(
             "the start of fit",
-            {
-                f"backup in {name}": sorted(p.name for p in Path(name).glob("*"))
-                for name in self._files
-            },
+            {f"backup in {self._folder}": sorted(p.name for p in self._folder.glob("*"))},
             why="All workers go on from one backup.",
             fix="Use a folder that all workers see.",
         )
@@ -99,13 +122,11 @@ def for_this_worker(strategy: Any, callbacks: Any) -> list[Any]:
     given = [one for one in given if one is not None]
     if not strategy.replica_mesh.spans_processes:
         return given
-    backups = [c for c in given if isinstance(c, keras.callbacks.BackupAndRestore)]
-    meets = Meets([str(c.backup_dir) for c in backups])
-    return [meets, *(_shared(one, is_chief=strategy.is_chief) for one in given)]
+    return [_shared(one, is_chief=strategy.is_chief) for one in given]
 
 
 def _shared(callback: Any, *, is_chief: bool) -> Any:
     """What this worker runs of a callback."""
     if isinstance(callback, keras.callbacks.BackupAndRestore):
-        return Alone(callback, together=("on_train_begin",), alone=is_chief)
-    return Alone(callback, alone=is_chief) if isinstance(callback, _WRITERS) else callback
+        return Backup(callback, is_chief=is_chief)
+    return Alone(callback, alone=is_chief) if isinstance(callback, WRITERS) else callback

@@ -9,10 +9,14 @@ import jax
 
 from replicax import errors
 from replicax.keras import _compat
+from replicax.keras._callbacks import WRITERS
 from replicax.keras._distribution import current_distribution
 from replicax.values import ReplicaMesh
 
 _NAMED = 20
+
+OURS: list[Any] = []
+"""Models that `rx.keras.fit` and its relatives are at work on."""
 
 
 def variables_of(model: Any) -> list[Any]:
@@ -89,6 +93,36 @@ def check_call(given: Mapping[str, Any]) -> None:
                 "batch size into `rx.InputOptions(global_batch_size=...)`.",
             )
         )
+
+
+def check_own_method(call: _compat.Call) -> None:
+    """Refuse what Keras' own methods get wrong over several workers.
+
+    Args:
+        call: A call with a distributed dataset.
+
+    Raises:
+        UnimplementedError: It is `predict`, or has callbacks that write files.
+    """
+    if any(model is call.model for model in OURS):
+        return
+    given = call.callbacks if isinstance(call.callbacks, (list, tuple)) else [call.callbacks]
+    writers = [type(one).__name__ for one in given if isinstance(one, WRITERS)]
+    if call.method == "predict":
+        what, why = "", "Each worker holds the predictions of its own rows only."
+    elif writers:
+        what = f" with {', '.join(writers)}"
+        why = "All workers would write the same files at once."
+    else:
+        return
+    raise errors.UnimplementedError(
+        errors.describe(
+            f"Keras' own `{call.method}` was called over several workers{what}.",
+            why=why,
+            fix=f"Use `rx.keras.{call.method}(model, ...)`, or a model with the mixin "
+            "(`rx.keras.Model`, `rx.keras.Sequential`, `rx.keras.Distributed`).",
+        )
+    )
 
 
 def check_steps(name: str, steps: int | None, data: Any) -> None:

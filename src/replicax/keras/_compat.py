@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import keras
@@ -87,11 +87,24 @@ def initialize(variable: Any, placed: Callable[[Any], Any], layout: Any) -> None
         set_global_attribute("stateless_scope", scope)
 
 
-def trainer_of_this_call() -> tuple[Any, dict[str, Any]]:
-    """The model whose `fit`, `evaluate` or `predict` is making an iterator, and what it was given.
+class Call(NamedTuple):
+    """A call of `fit`, `evaluate` or `predict`.
 
-    For messages only: where it cannot be told, the model is None.
+    Attributes:
+        model: The model; None where it cannot be told.
+        method: The name of its method.
+        given: What the iterator was given that is being made, by name.
+        callbacks: What the method was given.
     """
+
+    model: Any
+    method: str
+    given: dict[str, Any]
+    callbacks: Any
+
+
+def trainer_of_this_call() -> Call:
+    """The call of a model that is making an iterator. For checks only."""
     frame: FrameType | None = sys._getframe(1)
     given: dict[str, Any] = {}
     for _ in range(_FRAMES_LOOKED_AT):
@@ -101,9 +114,9 @@ def trainer_of_this_call() -> tuple[Any, dict[str, Any]]:
         if isinstance(self, EpochIterator) and frame.f_code.co_name == "__init__":
             given = dict(frame.f_locals)
         if isinstance(self, keras.Model):
-            return self, given
+            return Call(self, frame.f_code.co_name, given, frame.f_locals.get("callbacks"))
         frame = frame.f_back
-    return None, given
+    return Call(None, "", given, None)
 
 
 def sublayers(model: Any) -> Iterable[Any]:
@@ -113,8 +126,11 @@ def sublayers(model: Any) -> Iterable[Any]:
 
 
 def set_state_of_fit(model: Any, state: dict[str, Any]) -> None:
-    """Tell a model's `fit` where the new arrays are; Keras does it after a step."""
-    model._jax_state = state
+    """Tell a model's `fit` where the new arrays are; Keras does it once more after a step.
+
+    Not through Keras' own `__setattr__`, which looks for layers among all the arrays.
+    """
+    object.__setattr__(model, "_jax_state", state)
 
 
 def layer_of_this_loss() -> Any:

@@ -35,12 +35,6 @@ class ReplicaDevices(keras.distribution.DeviceMesh):  # type: ignore[misc] # Ker
         return self
 
 
-class PaddedShape(tuple[int, ...]):
-    """The shape of rows that lie in an array which the replicas can share evenly."""
-
-    __slots__ = ()
-
-
 class ReplicaDistribution(_compat.Distribution):  # type: ignore[misc]
     """Variables lie on every replica of a strategy, data is split over them row by row.
 
@@ -60,6 +54,17 @@ class ReplicaDistribution(_compat.Distribution):  # type: ignore[misc]
         count: int = self.strategy.num_replicas_in_sync
         return count
 
+    @property
+    def auto_shard_dataset(self) -> bool:
+        """No. Keras asks where there are several processes, before it takes data of its own kinds.
+
+        Raises:
+            UnimplementedError: Over several workers.
+        """
+        if self.strategy.replica_mesh.spans_processes:
+            raise _rows_of_one_worker("data that is no distributed dataset")
+        return False
+
     def layout(self, *axes: str | None) -> Any:
         """A layout on the replicas."""
         return keras.distribution.TensorLayout(axes, self.device_mesh)
@@ -71,24 +76,29 @@ class ReplicaDistribution(_compat.Distribution):  # type: ignore[misc]
     def get_data_layout(self, data_shape: Sequence[int]) -> Any:
         """Rows split over the replicas; whole on each where they cannot be shared evenly."""
         rest = [None] * (len(data_shape) - 1)
-        here = self.strategy.replica_mesh.num_local_replicas
-        if isinstance(data_shape, PaddedShape) or (data_shape and data_shape[0] % here == 0):
-            return self.layout(AXIS, *rest)
-        if self.strategy.replica_mesh.spans_processes:
-            raise errors.InvalidArgumentError(
-                errors.describe(
-                    f"Keras was given {data_shape[0] if data_shape else 'no'} rows, which the "
-                    f"{here} replicas of this worker cannot share evenly.",
-                    why="Over several workers every replica must take an equal part.",
-                    fix="Use `rx.keras.fit(model, ...)`, or give `model.fit` a dataset of "
-                    "`strategy.distribute_dataset(...)`: both take any number of rows.",
-                )
-            )
-        return self.layout(*(None for _ in data_shape))
+        mesh = self.strategy.replica_mesh
+        if not data_shape:
+            return self.layout()
+        if mesh.spans_processes:
+            raise _rows_of_one_worker(f"a batch of {data_shape[0]} rows")
+        is_even = data_shape[0] % mesh.num_replicas == 0
+        return self.layout(AXIS if is_even else None, *rest)
 
     def get_tensor_layout(self, path: str) -> None:
         """None: XLA lays activations out as the data is."""
         del path
+
+
+def _rows_of_one_worker(what: str) -> errors.UnimplementedError:
+    return errors.UnimplementedError(
+        errors.describe(
+            f"A method of Keras' own was given {what}, over several workers.",
+            why="Keras would take the rows for those of this worker alone: what all workers pass "
+            "would count several times.",
+            fix="Use `rx.keras.fit(model, ...)`, `evaluate` or `predict`, which split what all "
+            "workers pass; or give `model.fit` a dataset of `strategy.distribute_dataset(...)`.",
+        )
+    )
 
 
 _MADE: weakref.WeakKeyDictionary[Any, ReplicaDistribution] = weakref.WeakKeyDictionary()
@@ -104,6 +114,17 @@ def distribution_of(strategy: Any) -> ReplicaDistribution:
 def current_distribution() -> Any:
     """The distribution that Keras has at present, or None."""
     return keras.distribution.distribution()
+
+
+@contextlib.contextmanager
+def without_distribution() -> Iterator[None]:
+    """Let Keras work as in a process of its own."""
+    before = current_distribution()
+    keras.distribution.set_distribution(None)
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(before)
 
 
 @contextlib.contextmanager

@@ -14,8 +14,9 @@ from replicax.keras._adapters import KerasDataset, PlacedBatches
 from replicax.keras._adopt import strategy_for
 from replicax.keras._callbacks import for_this_worker
 from replicax.keras._checks import check_call, check_placed, check_steps
+from replicax.keras._distribution import without_distribution
 from replicax.keras._shuffle import shuffle_alike
-from replicax.keras._steps import SafeSteps
+from replicax.keras._steps import Interruptions, SafeSteps
 from replicax.values import current_frame
 
 
@@ -212,9 +213,10 @@ def _training(model: Any, strategy: Any) -> Iterator[SafeSteps]:
     frame = current_frame()
     in_scope = frame is not None and frame.strategy is strategy
     check_placed(model, strategy.replica_mesh)
-    with contextlib.nullcontext() if in_scope else strategy.scope():
+    scope = contextlib.nullcontext() if in_scope else strategy.scope()
+    with scope, Interruptions() as interruptions:
         TURNS.settle()
-        steps = SafeSteps(model, strategy.replica_mesh)
+        steps = SafeSteps(model, strategy.replica_mesh, interruptions)
         try:
             yield steps
         finally:
@@ -234,7 +236,8 @@ def _adapter(strategy: Any, x: Any, y: Any = None, **given: Any) -> Any:
         if isinstance(x, KerasDataset):
             return x
         return KerasDataset(x._feed, x._mesh, x._options, x.plan)  # made before Keras was imported
-    inner = _compat.get_data_adapter(x, y, **given) if given else _compat.get_data_adapter(x, y)
+    with without_distribution():
+        inner = _compat.get_data_adapter(x, y, **given)
     return PlacedBatches(inner, strategy.replica_mesh)
 
 

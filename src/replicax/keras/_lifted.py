@@ -6,7 +6,6 @@ variable's, before and after each step.
 
 from __future__ import annotations
 
-import itertools
 import operator
 import sys
 import weakref
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import keras
 
 from replicax import errors
 from replicax.collectives import TURNS
@@ -32,9 +32,37 @@ from replicax.values._cells import Cell
 from replicax.values._mesh import copied
 from replicax.values._variable import _COUNT, _LIVE
 
-# Arrays that steps made, by the id of their Keras variable. One that is not among them may be
-# somebody else's as well, and must not be given away.
-_MADE: dict[int, Any] = {}
+
+class _Made:
+    """Arrays that a step made; None in the place of one that another step has taken over.
+
+    Attributes:
+        arrays: The arrays.
+        is_latest: Whether no other step has made any of them since.
+    """
+
+    __slots__ = ("arrays", "is_latest")
+
+    def __init__(self, arrays: list[Any]) -> None:
+        self.arrays, self.is_latest = arrays, False
+
+
+# Where the array lies that a step made last, by the id of its Keras variable. One that no step made
+# may be somebody else's as well, and must not be given away.
+_MADE: dict[int, tuple[_Made, int]] = {}
+
+
+def _note_made(made: _Made, keys: Sequence[int]) -> None:
+    """Let go of what other steps made of these variables before."""
+    for place, key in enumerate(keys):
+        before, slot = _MADE.get(key, (made, place))
+        if before is not made:
+            before.is_latest = False
+            before.arrays[slot] = None
+        _MADE[key] = made, place
+    made.is_latest = True
+
+
 _LIFTED: dict[int, tuple[weakref.ref[Any], Any]] = {}
 
 
@@ -86,7 +114,10 @@ class LiftedVariable(MirroredVariable):
     @_value.setter
     def _value(self, array: jax.Array) -> None:
         _compat.set_array(self._reference(), array)
-        _MADE[self._key] = array
+        _note_made(_Made([array]), [self._key])
+
+    def _for_reading(self) -> jax.Array:
+        return self._value
 
     def _for_program(self) -> jax.Array:
         array: jax.Array = own_arrays([self._reference()], [self._key])[0]
@@ -96,43 +127,40 @@ class LiftedVariable(MirroredVariable):
 class _KerasCell(Cell):
     """The arrays of some Keras variables."""
 
-    __slots__ = ("_keys", "_latest", "_variables")
+    __slots__ = ("_keys", "_made", "_variables")
 
     def __init__(self, variables: Sequence[LiftedVariable]) -> None:
         self._variables = [variable._reference() for variable in variables]
         self._keys = [variable._key for variable in variables]
-        self._latest: list[Any] = []
+        self._made = _Made([None] * len(self._keys))
 
     @property
     def arrays(self) -> list[Any]:
         """Arrays that a step may give away."""
-        latest = self._latest
         arrays = _compat.arrays_of(self._variables)
         # Most often they are those of the last step, and nobody else's: all loops are in C.
-        if len(latest) == len(arrays) and all(map(operator.is_, arrays, latest)):
-            if arrays[0].is_deleted():  # A running step asks again, which has given them away.
+        if all(map(operator.is_, arrays, self._made.arrays)):
+            holders = sum(map(sys.getrefcount, arrays)) - (arrays[0] is TURNS.output)
+            if holders <= (_OWN_REFERENCES + 1) * len(arrays):  # and `_made`; none has fewer
                 return arrays
-            rest = max(map(sys.getrefcount, itertools.islice(arrays, 1, None)), default=0)
-            first = sys.getrefcount(arrays[0]) - (arrays[0] is TURNS.output)
-            if max(rest, first) <= _OWN_REFERENCES + 1:  # and `latest`
-                return arrays
-        self._latest = []
-        del arrays, latest  # They count as holders.
+        del arrays  # It counts as a holder.
         return own_arrays(self._variables, self._keys)
 
     @arrays.setter
     def arrays(self, arrays: list[Any]) -> None:
         _compat.set_arrays(self._variables, arrays)
-        _MADE.update(zip(self._keys, arrays, strict=True))
-        self._latest = list(arrays)
+        made = self._made
+        made.arrays[:] = arrays
+        if not made.is_latest:
+            _note_made(made, self._keys)
 
 
 LiftedVariable._cell_kind = _KerasCell
 
 
-# Who holds an array that is nobody else's: the variable, `_MADE`, the list of `own_arrays` and the
-# call that counts.
-_OWN_REFERENCES = 4
+# Who holds an array that is nobody else's: the variable, the list of `own_arrays` and the call that
+# counts.
+_OWN_REFERENCES = 3
 
 
 def own_arrays(variables: Sequence[Any], keys: Sequence[int]) -> list[Any]:
@@ -141,13 +169,14 @@ def own_arrays(variables: Sequence[Any], keys: Sequence[int]) -> list[Any]:
     An array that was read from a variable, or assigned to it, stays valid after steps.
     """
     arrays = _compat.arrays_of(variables)
-    made, references = _MADE, sys.getrefcount
+    references = sys.getrefcount
     for i, key in enumerate(keys):
-        if made.get(key) is arrays[i]:
-            count = references(arrays[i])
+        made, place = _MADE.get(key, (None, 0))
+        if made is not None and made.arrays[place] is arrays[i]:
+            made.arrays[place] = None
+            count = references(arrays[i]) - (arrays[i] is TURNS.output)
             if count <= _OWN_REFERENCES:
-                continue
-            if count == _OWN_REFERENCES + 1 and arrays[i] is TURNS.output:
+                made.arrays[place] = arrays[i]
                 continue
         if arrays[i] is None:
             raise _taken_out(variables[i].path)
@@ -155,7 +184,7 @@ def own_arrays(variables: Sequence[Any], keys: Sequence[int]) -> list[Any]:
             continue
         arrays[i] = copied(arrays[i])
         _compat.set_array(variables[i], arrays[i])
-        made[key] = arrays[i]
+        _note_made(_Made([arrays[i]]), [key])
     return arrays
 
 
@@ -185,6 +214,36 @@ def lift(variable: Any, frame: Frame | None = None) -> LiftedVariable:
     if trace is not None:
         trace.create(lambda: lifted)  # An input of the trace that follows.
     return lifted
+
+
+def parts(value: Any) -> list[tuple[str, LiftedVariable]] | None:
+    """The variables of a model, layer, optimizer or metric of Keras, for checkpoints.
+
+    Names of layers count the layers of a program, so places are counted instead; what a variable is
+    for stands at the end of its name.
+    """
+    if isinstance(value, keras.Variable):
+        return [("", lift(value))]
+    if not isinstance(value, _HOLDERS):
+        return None
+    groups = {"variables": list(value.variables)}
+    if isinstance(value, keras.Model):
+        optimizer = getattr(value, "optimizer", None)
+        groups["optimizer.variables"] = list(getattr(optimizer, "variables", ()))
+        groups["metrics_variables"] = list(value.metrics_variables) if value.compiled else []
+    return [
+        (f".{group}[{i}].{variable.name.rpartition('_')[2]}", lift(variable))
+        for group, variables in groups.items()
+        for i, variable in enumerate(variables)
+    ]
+
+
+_HOLDERS = (
+    keras.Layer,
+    keras.optimizers.Optimizer,
+    keras.metrics.Metric,
+    keras.random.SeedGenerator,
+)
 
 
 def _taken_out(name: str) -> errors.FailedPreconditionError:

@@ -16,7 +16,7 @@ import numpy as np
 
 from replicax import errors
 from replicax.input._split import host_array
-from replicax.keras._distribution import PaddedShape, current_distribution
+from replicax.keras._distribution import current_distribution
 from replicax.values import ReplicaMesh
 
 
@@ -38,7 +38,7 @@ class PaddedRows:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the real rows."""
-        return PaddedShape((sum(self.counts), *self.array.shape[1:]))
+        return (sum(self.counts), *self.array.shape[1:])
 
     @property
     def dtype(self) -> Any:
@@ -75,6 +75,39 @@ class PaddedRows:
         """For JAX: the real rows where a step is traced."""
         padded = cls(children[0], counts)
         return padded.real() if isinstance(children[0], jax.core.Tracer) else padded
+
+
+@jax.tree_util.register_pytree_node_class
+class Ready:
+    """A batch that lies on the replicas.
+
+    While Keras has a distribution, it places each leaf that it takes from an adapter. This is one
+    leaf to Keras and a tree without leaves to JAX: nothing is left to do, and the batch comes out.
+
+    Args:
+        batch: What the step is to get.
+    """
+
+    shape = ()
+    """What Keras asks leaves for; it stands for no rows."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def tree_flatten(self) -> tuple[tuple[()], Any]:
+        """For JAX."""
+        return (), self.batch
+
+    @classmethod
+    def tree_unflatten(cls, batch: Any, children: Sequence[Any]) -> Any:
+        """For JAX: the batch itself."""
+        del children
+        return batch
+
+
+def for_keras(batch: Any) -> Any:
+    """A placed batch as Keras is to take it from an adapter."""
+    return batch if current_distribution() is None else Ready(batch)
 
 
 def placed_batch(batch: Any, mesh: ReplicaMesh) -> Any:
@@ -120,12 +153,7 @@ def _placed(leaf: Any, mesh: ReplicaMesh) -> Any:
 
 
 def placed_rows(own: np.ndarray[Any, Any], mesh: ReplicaMesh) -> Any:
-    """The rows `[num_local_replicas * B, ...]` of this process as part of a global array.
-
-    Over several processes, Keras joins the parts itself while it has a distribution.
-    """
-    if mesh.spans_processes and current_distribution() is not None:
-        return own
+    """The rows `[num_local_replicas * B, ...]` of this process as part of a global array."""
     first = mesh.local_replicas[0] * (own.shape[0] // mesh.num_local_replicas)
     total = own.shape[0] // mesh.num_local_replicas * mesh.num_replicas
 

@@ -7,7 +7,7 @@ import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import jax
 import keras
@@ -15,12 +15,55 @@ import keras
 from replicax.cluster import guard
 from replicax.collectives import IN_FLIGHT, TURNS
 from replicax.keras import _compat
-from replicax.keras._checks import check_placed
+from replicax.keras._checks import OURS, check_placed
 from replicax.recording import RECORDER
 from replicax.step._recorded import subject_of_step
 from replicax.values import ReplicaMesh
 
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
+
+
+class Interruptions:
+    """Ctrl-C: at once between steps, and after a step that runs, once it has handed its state over.
+
+    Used as a context, in the thread that takes the steps.
+    """
+
+    def __init__(self) -> None:
+        self._came: list[tuple[int, Any]] = []
+        self._before: Any = None
+        self._waits = False
+
+    def __enter__(self) -> Self:
+        """Take over from Python's handler; only the main thread can."""
+        before = signal.getsignal(signal.SIGINT)
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            self._before = before
+            signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Give Ctrl-C back, unless somebody else has taken it meanwhile."""
+        if self._before is not None and signal.getsignal(signal.SIGINT) == self._handle:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self._waits:
+            self._came.append((number, frame))
+        else:
+            self._before(number, frame)
+
+    @contextlib.contextmanager
+    def later(self) -> Iterator[None]:
+        """Let Ctrl-C take effect at the end of the block."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+        if self._came:
+            first, self._came = self._came[0], []
+            self._before(*first)
 
 
 class Step:
@@ -30,13 +73,20 @@ class Step:
         function: What Keras made.
         model: The model, whose variables give their arrays away while its steps run.
         mesh: The replicas.
+        interruptions: What holds Ctrl-C back.
         name: What the model calls it.
     """
 
     def __init__(
-        self, function: Callable[..., Any], model: Any, mesh: ReplicaMesh, name: str = "step"
+        self,
+        function: Callable[..., Any],
+        model: Any,
+        mesh: ReplicaMesh,
+        interruptions: Interruptions,
+        name: str = "step",
     ) -> None:
         self.function, self._model, self._mesh = function, model, mesh
+        self._interruptions = interruptions
         self._subject = subject_of_step(f"{model.name}.{name}", mesh, is_awaited=False)
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> Any:
@@ -47,7 +97,8 @@ class Step:
             takes_turns = self._mesh.is_cpu_simulation
             if takes_turns and (TURNS.in_a_row >= IN_FLIGHT or not _follows(state)):
                 TURNS.settle()
-            with interrupted_later(), self._guarded(), RECORDER.recorded(self._subject):
+            recorded = RECORDER.recorded(self._subject)
+            with self._interruptions.later(), self._guarded(), recorded:
                 result, state = self.function(state, iter(batches))
                 # What Keras does next; Ctrl-C must not come between.
                 self._keep(state)
@@ -101,7 +152,7 @@ def _flat(state: Any) -> list[Any]:
 
 
 def _first_array(state: Any) -> Any:
-    return next(iter(_flat(state)), None)
+    return next((part[0] for part in state if part), None)
 
 
 def _follows(state: Any) -> bool:
@@ -109,37 +160,21 @@ def _follows(state: Any) -> bool:
     return TURNS.output is not None and TURNS.output is _first_array(state)
 
 
-@contextlib.contextmanager
-def interrupted_later() -> Iterator[None]:
-    """Let Ctrl-C take effect at the end of the block, once the step has handed its state over."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-    if not callable(before):
-        yield
-        return
-    came: list[tuple[int, Any]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        before(*came[0])
-
-
 class SafeSteps(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
     """Has Keras call its steps through `Step`, from where it has made them until `restore`.
+
+    As long, the model is among `OURS`.
 
     Args:
         model: The model.
         mesh: The replicas.
+        interruptions: What holds Ctrl-C back.
     """
 
-    def __init__(self, model: Any, mesh: ReplicaMesh) -> None:
+    def __init__(self, model: Any, mesh: ReplicaMesh, interruptions: Interruptions) -> None:
         super().__init__()
-        self._stepping, self._mesh = model, mesh
+        self._stepping, self._mesh, self._interruptions = model, mesh, interruptions
+        OURS.append(model)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Keras has made the training step."""
@@ -160,7 +195,8 @@ class SafeSteps(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         function = getattr(self._stepping, name)
         if not isinstance(function, Step):
             check_placed(self._stepping, self._mesh)
-            setattr(self._stepping, name, Step(function, self._stepping, self._mesh, name))
+            step = Step(function, self._stepping, self._mesh, self._interruptions, name)
+            setattr(self._stepping, name, step)
 
     def restore(self) -> None:
         """Give the model Keras' own steps back."""
@@ -168,4 +204,5 @@ class SafeSteps(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
             step = getattr(self._stepping, name)
             if isinstance(step, Step):
                 setattr(self._stepping, name, step.function)
+        OURS.remove(self._stepping)
         TURNS.settle()

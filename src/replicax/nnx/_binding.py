@@ -25,11 +25,25 @@ from replicax.nnx._model_variable import BY_PART, ModelVariable, Rule, changed_s
 from replicax.nnx._owner import not_adopted, parts_of
 from replicax.step import peek, register_objects
 from replicax.values import StrategyLike, VariableAccess, current_frame, live_variables
+from replicax.values._foreign import register_holder
 
 
 def is_object(value: Any) -> bool:
     """Whether a value is a module, optimizer, metric or random stream."""
     return isinstance(value, nnx.Pytree)
+
+
+def parts(value: Any) -> list[tuple[str, ModelVariable]] | None:
+    """The variables of an object or of an `nnx.Variable`; None if not all of it was adopted."""
+    if isinstance(value, nnx.Variable):
+        variable = BY_PART.get(id(value))
+        return None if variable is None else [("", variable)]
+    if not is_object(value):
+        return None
+    start = len(type(value).__name__)
+    found = [(name[start:], BY_PART.get(id(part))) for name, part in parts_of(value)]
+    known = [(name, variable) for name, variable in found if variable is not None]
+    return known if len(known) == len(found) else None
 
 
 class _Objects:
@@ -224,3 +238,4 @@ def _checked(variable: ModelVariable, new: Any) -> Any:
 
 
 register_objects(_Objects())
+register_holder(parts)

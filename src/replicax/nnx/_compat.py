@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -27,10 +28,8 @@ def _imported() -> Any:
 nnx: Any = _imported()
 
 
-def value_of(part: Any) -> Any:
-    """The array that an `nnx.Variable` holds."""
-    return part._raw_value
-
+value_of: Callable[[Any], Any] = operator.attrgetter("_raw_value")
+"""The array that an `nnx.Variable` holds; in C, as it is asked for each leaf of each step."""
 
 set_value: Callable[[Any, Any], None] = nnx.Variable._raw_value.__set__
 """`set_value(part, array)` lets an `nnx.Variable` hold an array, whatever is being traced.

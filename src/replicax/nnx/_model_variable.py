@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import enum
+import operator
 import weakref
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -12,6 +15,7 @@ import jax.numpy as jnp
 from replicax import errors
 from replicax.nnx._compat import nnx, set_value, value_of
 from replicax.values import MirroredVariable, VariableAggregation
+from replicax.values._cells import Cell
 from replicax.values._workers import common_start
 
 
@@ -97,6 +101,8 @@ class ModelVariable(MirroredVariable):
         array: jax.Array = self.part._raw_value
         return array if array is self._last else self._taken(array)
 
+    _for_reading = _for_program
+
     def _from_program(self, state: jax.Array) -> None:
         set_value(self.part, state)
         self._last = state
@@ -133,6 +139,34 @@ class ModelVariable(MirroredVariable):
 
     def _note_state(self, state: Any) -> None:
         set_value(self.part, state)
+
+
+class _PartsCell(Cell):
+    """The arrays of some `nnx.Variable`s, in loops that cost little for each."""
+
+    __slots__ = ("_parts", "_variables")
+
+    def __init__(self, variables: Sequence[ModelVariable]) -> None:
+        self._variables = list(variables)
+        self._parts = [variable.part for variable in variables]
+
+    @property
+    def arrays(self) -> list[Any]:
+        """Arrays that a step may give away: of what the user wrote, those on the replicas."""
+        arrays = list(map(value_of, self._parts))
+        if all(map(operator.is_, arrays, map(_LAST_OF, self._variables))):
+            return arrays
+        return [variable._for_program() for variable in self._variables]
+
+    @arrays.setter
+    def arrays(self, arrays: list[Any]) -> None:
+        collections.deque(map(set_value, self._parts, arrays), maxlen=0)
+        for variable, array in zip(self._variables, arrays, strict=True):
+            variable._last = array
+
+
+_LAST_OF = operator.attrgetter("_last")
+ModelVariable._cell_kind = _PartsCell
 
 
 def _written_on_one_worker(name: str) -> errors.ContextError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,7 +32,12 @@ def all_finite(gradients: Any) -> jax.Array:
         >>> print(rx.precision.all_finite([jnp.ones(2), jnp.array([1.0, jnp.nan])]))
         False
     """
-    finite: jax.Array = _finite(require_mirrored(gradients, "rx.precision.all_finite"))
+    return finite_if_mirrored(gradients, "rx.precision.all_finite", None)
+
+
+def finite_if_mirrored(gradients: Any, call: str, names: Sequence[str] | None) -> jax.Array:
+    """`all_finite` for another public function, whose messages call the leaves by `names`."""
+    finite: jax.Array = _finite(require_mirrored(gradients, call, names))
     return finite
 
 

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import errors
-from replicax.precision._finite import all_finite
+from replicax.precision._finite import finite_if_mirrored
 from replicax.step import apply_gradients
+from replicax.step._optimizers import gradient_names
 from replicax.values import Variable
 
 _DEFAULT_SCALE = 2.0**15
@@ -160,7 +161,8 @@ class LossScale:
         Raises:
             VaryingWriteError: The gradients may differ between replicas.
         """
-        is_finite = all_finite(gradients)
+        names = gradient_names(optimizer, gradients, variables)
+        is_finite = finite_if_mirrored(gradients, "LossScale.apply_gradients", names)
         apply_gradients(optimizer, self.divide(gradients), variables, apply_if=is_finite, **extra)
         if self.is_dynamic:
             scale, steps = _adjusted(

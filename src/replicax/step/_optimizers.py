@@ -80,10 +80,23 @@ def apply_gradients(
     apply = next((apply for is_kind, apply in reversed(_KINDS) if is_kind(optimizer)), None)
     if apply is None:
         raise _unknown(optimizer)
-    gradients = require_mirrored(gradients, "rx.apply_gradients")
+    names = gradient_names(optimizer, gradients, variables)
+    gradients = require_mirrored(gradients, "rx.apply_gradients", names)
     if apply_if is not None:
-        extra["apply_if"] = require_mirrored(apply_if, "rx.apply_gradients")
+        extra["apply_if"] = require_mirrored(apply_if, "rx.apply_gradients", ["`apply_if`"])
     return apply(optimizer, gradients, variables, **extra)
+
+
+def gradient_names(optimizer: Any, gradients: Any, variables: Any = None) -> list[str] | None:
+    """What messages call the leaves of `gradients`; None where no variable is known to each."""
+    if variables is None and isinstance(optimizer, Optimizer):
+        variables = optimizer.variables
+    known = [getattr(v, "path", getattr(v, "name", None)) for v in jax.tree.leaves(variables)]
+    if len(known) != len(jax.tree.leaves(gradients)) or not all(
+        isinstance(name, str) for name in known
+    ):
+        return None
+    return [f"the gradient of `{name}`" for name in known]
 
 
 class Optimizer:

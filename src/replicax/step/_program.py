@@ -36,7 +36,7 @@ from replicax.step._together import starting
 from replicax.step._trace import Traced
 from replicax.step._workers import compare_program
 from replicax.values import PerReplica, ReplicaMesh, StrategyLike, Variable
-from replicax.values._cells import Cell, shared_cell
+from replicax.values._cells import shared_cell
 from replicax.values._lending import COUNTER, keep_lent_arrays
 from replicax.values._tracing import is_concrete, is_staged, outermost_level
 from replicax.values._workers import check_count
@@ -116,7 +116,7 @@ class Program:
         self._lendings_seen = -1
         self._moves = any(variable._lies_elsewhere for variable in self.written + self.read)
         with ONE_AT_A_TIME:
-            self._cell = Cell(None) if self._moves else shared_cell(self.written)
+            self._cell = shared_cell(self.written)
         owners = dict.fromkeys(v._owner for v in self.written + self.read if v._owner is not None)
         self._guards = tuple(owner.guard() for owner in owners)
         self._has_more = bool(self.read or kwargs)
@@ -167,16 +167,15 @@ class Program:
                 keep_lent_arrays(self.written)
                 self._lendings_seen = COUNTER.lendings
             cell = self._cell
-            written = cell.arrays
-            if written is None:
-                written = self._collect()
+            together = cell.arrays
+            written = self._collect() if together is None else together
             if self._takes_turns:
                 given = written[0] if written else first if self.donated else None
                 if given is None or given is not TURNS.output or TURNS.in_a_row >= self._most:
                     TURNS.settle()
             read = []
             if self._moves:
-                read = [variable._for_program() for variable in self.read]
+                read = [variable._for_reading() for variable in self.read]
             elif self.read:
                 read = [variable._value for variable in self.read]
             entry = [self.subject, monotonic_ns(), 0, None, None]
@@ -197,10 +196,10 @@ class Program:
                 output = new[0]
                 if not is_concrete(type(output)):
                     raise out_of_reach(self.written[0])
-                if cell.arrays is not None:
-                    cell.arrays = new
-                else:
+                if together is None:
                     self._hand_out(new)
+                else:
+                    cell.arrays = new
             elif read or self._takes_turns:
                 try:
                     if output is None:

@@ -7,6 +7,7 @@ varies, with the line and the fix. The eager runner compares bits.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -24,7 +25,7 @@ if TYPE_CHECKING:  # At run time `jax.extend` would bring Pallas along.
     from jax.extend.core import Primitive
 
 
-def require_mirrored(tree: Any, call: str) -> Any:
+def require_mirrored(tree: Any, call: str, names: Sequence[str] | None = None) -> Any:
     """Return the tree, checked to be equal on all replicas.
 
     Context: any. Collective: in the eager runner, where every replica must call it.
@@ -32,6 +33,7 @@ def require_mirrored(tree: Any, call: str) -> Any:
     Args:
         tree: Arrays, in any structure.
         call: The public function that was given it, for the message.
+        names: What the message calls each leaf; by default its place in the tree.
 
     Raises:
         VaryingWriteError: In replica context: a leaf may differ between replicas. A compiled step
@@ -40,18 +42,27 @@ def require_mirrored(tree: Any, call: str) -> Any:
     context = current_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return tree
+    structure: Any
+    with_paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    leaves = [leaf for _, leaf in with_paths]
+    if names is None:
+        names = [f"gradients{jax.tree_util.keystr(path)}" for path, _ in with_paths]
     if isinstance(context, CompiledReplicaContext):
-        return jax.tree.map(lambda x: _primitive().bind(jnp.asarray(x), call=call), tree)
-    _compare(context, tree, call)
+        bind: Any = _primitive().bind
+        return structure.unflatten(
+            [bind(jnp.asarray(x), call=call, name=n) for x, n in zip(leaves, names, strict=True)]
+        )
+    _compare(context, leaves, call, names)
     return tree
 
 
-def _compare(context: ReplicaContext, tree: Any, call: str) -> None:
-    leaves = jax.tree.leaves(tree)
+def _compare(
+    context: ReplicaContext, leaves: Sequence[Any], call: str, names: Sequence[str]
+) -> None:
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return  # No values to compare; what is written in the end is compared all the same.
     rows = [jnp.expand_dims(jnp.asarray(leaf), 0) for leaf in leaves]
-    for gathered in context.all_gather(rows, axis=0):
+    for name, gathered in zip(names, context.all_gather(rows, axis=0), strict=True):
         copies = np.asarray(gathered)
         bits = [copy.tobytes() for copy in copies]
         if any(other != bits[0] for other in bits[1:]):
@@ -59,14 +70,15 @@ def _compare(context: ReplicaContext, tree: Any, call: str) -> None:
                 wide = copies.astype(np.float64)
                 gaps = np.nan_to_num(np.abs(wide - wide[0])).reshape(len(bits), -1).max(axis=1)
             rows_of_table = [(i, f"{gap:.3g}") for i, gap in enumerate(gaps)]
-            raise unreduced(call, errors.Table(("replica", "largest difference"), rows_of_table))
+            table = errors.Table(("replica", "largest difference"), rows_of_table)
+            raise unreduced(call, name, table)
 
 
-def unreduced(call: str, table: errors.Table) -> errors.VaryingWriteError:
-    """The error of values that were given to `call` before they were combined."""
+def unreduced(call: str, name: str, table: errors.Table) -> errors.VaryingWriteError:
+    """The error of a value that was given to `call` before it was combined."""
     return errors.VaryingWriteError(
         errors.describe(
-            f"`{call}` was given values that may differ between replicas.",
+            f"`{call}` was given values that differ between replicas: {name}.",
             table=table,
             why="It acts on the gradient of the global batch. What it makes of one replica's "
             "gradient is another number, on each replica.",
@@ -80,9 +92,9 @@ def _primitive() -> Primitive:
     from jax.extend.core import Primitive  # noqa: PLC0415 - brings Pallas along
 
     primitive = Primitive(MIRRORED_ONLY)
-    primitive.def_impl(lambda x, call: x)  # noqa: ARG005 - the call is for the proof
-    primitive.def_abstract_eval(lambda x, call: x)  # noqa: ARG005
-    mlir.register_lowering(primitive, lambda _, x, call: [x])  # noqa: ARG005
-    ad.deflinear2(primitive, lambda cotangent, _, call: [cotangent])  # noqa: ARG005
+    primitive.def_impl(lambda x, **_: x)  # The parameters are for the proof.
+    primitive.def_abstract_eval(lambda x, **_: x)
+    mlir.register_lowering(primitive, lambda _, x, **__: [x])
+    ad.deflinear2(primitive, lambda cotangent, _, **__: [cotangent])
     batching.defvectorized(primitive)
     return primitive

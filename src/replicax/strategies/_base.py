@@ -161,6 +161,7 @@ class Strategy(CrossReplicaOperations, TensorFlowAliases):
             PerReplica(2, 10)
         """
         del options
+        _integrations.load()
         return run(self, fn, args, kwargs)
 
     def set_seed(self, seed: int) -> None:

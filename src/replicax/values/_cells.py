@@ -34,7 +34,8 @@ def shared_cell(variables: Sequence[Variable]) -> Cell:
     another step may hand those over together with them.
 
     Returns:
-        The cell; an empty one, whose `arrays` is None, if some variables share a cell with others.
+        The cell; an empty one, whose `arrays` is None, if some variables share a cell with others,
+        or have to be moved one by one.
     """
     if not variables:
         return Cell([])
@@ -43,6 +44,8 @@ def shared_cell(variables: Sequence[Variable]) -> Cell:
         kind = kinds.pop()
         made: Cell = Cell(None) if kinds or kind is None else kind(variables)
         return made
+    if any(variable._lies_elsewhere for variable in variables):
+        return Cell(None)
     cells = {id(variable._cell): variable._cell for variable in variables}
     first = variables[0]._cell
     slots = [variable._slot for variable in variables]

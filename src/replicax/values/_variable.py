@@ -232,6 +232,10 @@ class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
     def _for_program(self) -> jax.Array:
         return self._value
 
+    def _for_reading(self) -> jax.Array:
+        """The same for a program that does not give it away."""
+        return self._for_program()
+
     def _from_program(self, state: jax.Array) -> None:
         self._value = state
 

@@ -114,10 +114,11 @@ def refuse_reference_write(number: int, source: Source) -> NoReturn:
     raise VaryingWriteError(message, origin=Origin(call_site=source.call_site))
 
 
-def refuse_varying(call: str, call_site: CallSite | None, source: Source) -> NoReturn:
+def refuse_varying(call: str, name: str, call_site: CallSite | None, source: Source) -> NoReturn:
     """A value that varies was given to a function that takes reduced gradients."""
     message = describe(
-        f"`{call}` was given values that may differ between replicas, at {_line(call_site)}.",
+        f"`{call}` was given values that may differ between replicas: {name}, at "
+        f"{_line(call_site)}.",
         table=Table(["varies because of", "where"], [[source.description, source.call_site or ""]]),
         why="It acts on the gradient of the global batch. What it makes of one replica's gradient "
         "is another number, on each replica.",

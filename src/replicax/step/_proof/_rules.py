@@ -125,7 +125,8 @@ def mirrored_only(_scope: Scope, eqn: JaxprEqn, kinds: list[Kind]) -> list[Kind]
     """An identity that a varying value may not go through."""
     source = join(kinds)
     if source is not None:
-        refuse_varying(eqn.params["call"], _compat.equation_site(eqn), source)
+        call, name = eqn.params["call"], eqn.params["name"]
+        refuse_varying(call, name, _compat.equation_site(eqn), source)
     return [None] * len(eqn.outvars)
 
 
