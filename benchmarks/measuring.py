@@ -173,14 +173,27 @@ class Report:
     Args:
         program: Its name.
         description: What it measures.
+        more: A parser of further options, made with `add_help=False`.
+        rounds: Turns of each contender, unless an option says otherwise.
+
+    Attributes:
+        options: What was given on the command line.
     """
 
-    def __init__(self, program: str, description: str) -> None:
-        parser = argparse.ArgumentParser(description=description)
+    def __init__(
+        self,
+        program: str,
+        description: str,
+        more: argparse.ArgumentParser | None = None,
+        rounds: int = 20,
+    ) -> None:
+        parents = [] if more is None else [more]
+        parser = argparse.ArgumentParser(description=description, parents=parents)
         parser.add_argument("--json", type=pathlib.Path, help="write the figures to this folder")
-        parser.add_argument("--rounds", type=int, default=20, help="turns of each contender")
-        options = parser.parse_args()
-        self._program, self._folder, self.rounds = program, options.json, options.rounds
+        parser.add_argument("--rounds", type=int, default=rounds, help="turns of each contender")
+        self.options = parser.parse_args()
+        self._program, self._folder = program, self.options.json
+        self.rounds: int = self.options.rounds
         self._tables: dict[str, list[Comparison]] = {}
         self.console = Console(width=None if sys.stdout.isatty() else 150)
         self.console.print(", ".join(f"{name} {value}" for name, value in self._machine.items()))

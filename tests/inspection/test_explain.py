@@ -69,6 +69,36 @@ def test_requests_have_the_bytes_of_the_leaves(shown):
         ("all_reduce", "MEAN", 4 * 3 * 4),
     ]
     assert "test_explain.py" in shown.programs[0].requests[1].call_site
+    assert [pack.arrays for pack in shown.programs[0].requests[1].packs] == [("the value",)]
+
+
+def test_packs_are_shown_and_have_the_bytes_of_the_compiled_program(strategy):
+    weights = {"large": jnp.ones((200, 100)), "b": jnp.ones(100), "a": jnp.ones((4, 200))}
+
+    @rx.function
+    def step(weights, x):
+        def replica_step(weights, x):
+            def loss(w):
+                return jnp.tanh(jnp.tanh(x @ w["a"]) @ w["large"] + w["b"]).sum()
+
+            gradients = jax.grad(loss)(weights)
+            return rx.get_replica_context().all_reduce("mean", gradients)
+
+        return strategy.run(replica_step, args=(weights, x))
+
+    shown = rx.explain(step, weights, rx.PerReplica([jnp.ones((2, 4)), jnp.ones((2, 4))]))
+
+    [program] = shown.programs
+    packs = program.requests[0].packs
+    assert [(pack.arrays, pack.bytes) for pack in packs] == [
+        (("['large']",), 80_000),
+        (("['b']", "['a']"), 400 + 3200),
+    ]
+    compiled = sorted(4 * int(np.prod(s)) for each in program.compiled for s in each.shapes)
+    assert compiled == sorted(pack.bytes for pack in packs)
+    text = str(shown)
+    assert "Travels together" in text
+    assert "['b'], ['a']" in text
 
 
 def test_each_result_says_why_it_is_equal_or_not(shown):
