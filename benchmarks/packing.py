@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -90,9 +90,9 @@ def turns(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
     return take_turns(steps, rounds=rounds, bursts=1, clock=time.perf_counter, wait=True)
 
 
-def leaves(strategy: rx.Strategy, rounds: int) -> Iterator[Comparison]:
+def leaves(strategy: rx.Strategy, rounds: int, widths: Sequence[int]) -> Iterator[Comparison]:
     """For each size of the weights: all in one pack beside each alone."""
-    for width in WIDTHS:
+    for width in widths:
         size = f"{width * width * 4 / KIB:.0f} KiB"
         steps = {
             f"{size}: packed": training(strategy, width, LAYERS, ALL),
@@ -114,17 +114,28 @@ def packs(strategy: rx.Strategy, rounds: int) -> Iterator[Comparison]:
             yield compare(seconds, name, whole, "ms")
 
 
-def measure(strategy: rx.Strategy, rounds: int) -> dict[str, list[Comparison]]:
-    """Both tables."""
-    return {
-        "Weights in one pack, beside each alone": list(leaves(strategy, rounds)),
-        "Packs of several sizes, beside one pack": list(packs(strategy, max(3, rounds // 2))),
-    }
+def told(comparisons: Iterator[Comparison]) -> list[Comparison]:
+    """All of them, each printed as soon as it is there."""
+    found = []
+    for each in comparisons:
+        print(f"{each.ratio:.2f} ({each.lowest:.2f}-{each.highest:.2f}) {each.what}", flush=True)
+        found.append(each)
+    return found
 
 
-def in_worker(rounds: int) -> dict[str, list[Comparison]]:
+def measure(
+    strategy: rx.Strategy, rounds: int, widths: Sequence[int]
+) -> dict[str, list[Comparison]]:
+    """Both tables; the first alone where some widths were chosen."""
+    tables = {"Weights in one pack, beside each alone": told(leaves(strategy, rounds, widths))}
+    if tuple(widths) == WIDTHS:
+        tables["Packs of several sizes, beside one pack"] = told(packs(strategy, rounds))
+    return tables
+
+
+def in_worker(rounds: int, widths: Sequence[int]) -> dict[str, list[Comparison]]:
     """What a worker measures."""
-    return measure(rx.MultiWorkerMirroredStrategy(), rounds)
+    return measure(rx.MultiWorkerMirroredStrategy(), rounds, widths)
 
 
 def main() -> None:
@@ -132,18 +143,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--processes", type=int, default=1, help="1, or one replica in each")
     parser.add_argument("--platform", default="cpu", help="cpu, or that of the devices here")
+    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS, help="of the layers")
     report = Report("packing", __doc__.splitlines()[0], parser, rounds=9)
     processes, platform = report.options.processes, report.options.platform
+    widths = tuple(report.options.widths)
     if processes > 1:
         environment = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
         results = run_workers(
-            processes, in_worker, report.rounds, timeout=3600, environment=environment
+            processes, in_worker, report.rounds, widths, timeout=3600, environment=environment
         )
         tables = [result.unwrap() for result in results][0]
     elif platform == "cpu":
-        tables = measure(cpu_strategy(), report.rounds)
+        tables = measure(cpu_strategy(), report.rounds, widths)
     else:
-        tables = measure(rx.MirroredStrategy(), report.rounds)
+        tables = measure(rx.MirroredStrategy(), report.rounds, widths)
     for title, comparisons in tables.items():
         report.add(title, comparisons)
     report.console.print(f"Load of the machine: {os.getloadavg()[0]:.1f}.")
