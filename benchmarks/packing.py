@@ -152,7 +152,7 @@ def main() -> None:
         results = run_workers(
             processes, in_worker, report.rounds, widths, timeout=3600, environment=environment
         )
-        tables = [result.unwrap() for result in results][0]
+        tables = results[0].unwrap()
     elif platform == "cpu":
         tables = measure(cpu_strategy(), report.rounds, widths)
     else:

@@ -106,7 +106,7 @@ def in_two_processes(
     results = run_workers(
         REPLICAS, in_worker, names, rounds, contenders, timeout=3600, environment=environment
     )
-    found: dict[str, Figures] = [result.unwrap() for result in results][0]
+    found: dict[str, Figures] = results[0].unwrap()
     return found
 
 

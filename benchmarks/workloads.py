@@ -7,6 +7,7 @@ them do the same arithmetic. `small=True` gives the same programs with fewer num
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +71,7 @@ def mlp(*, small: bool = False) -> Workload:
     def parameters() -> Tree:
         rng = np.random.default_rng(0)
         layers = {}
-        for number, (n, m) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        for number, (n, m) in enumerate(itertools.pairwise(sizes)):
             layers[f"w{number}"], layers[f"b{number}"] = _drawn(rng, n, m), np.zeros(m, np.float32)
         return layers
 

@@ -54,7 +54,7 @@ class PackLimits:
 LIMITS = MappingProxyType(
     {
         Transport.MEMORY: PackLimits(leaf_bytes=64 * _KIB, pack_bytes=4 * _MIB),
-        Transport.GLOO: PackLimits(leaf_bytes=1 * _MIB, pack_bytes=4 * _MIB),
+        Transport.GLOO: PackLimits(leaf_bytes=2 * _MIB, pack_bytes=4 * _MIB),
         Transport.NCCL: PackLimits(leaf_bytes=64 * _KIB, pack_bytes=4 * _MIB),
     }
 )

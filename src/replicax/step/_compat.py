@@ -138,13 +138,15 @@ def with_equations(jaxpr: Any, equations: Sequence[JaxprEqn]) -> Any:
 
 def product(eqn: JaxprEqn, factor: int) -> JaxprEqn:
     """An equation of one number, as the product of that number with another."""
-    [operand] = eqn.invars
+    operand: Any = eqn.invars[0]
     number = np.asarray(factor, operand.aval.dtype)
     jaxpr, _ = opened(jax.make_jaxpr(lambda x: jax.lax.mul(x, number))(operand.aval))
     [template] = jaxpr.eqns
-    return template.replace(
-        invars=[operand, template.invars[1]], outvars=eqn.outvars, source_info=eqn.source_info
+    operands = [operand, template.invars[1]]
+    made: JaxprEqn = template.replace(
+        invars=operands, outvars=eqn.outvars, source_info=eqn.source_info
     )
+    return made
 
 
 def registered_primitives() -> Iterator[str]:

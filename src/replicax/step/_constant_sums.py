@@ -46,9 +46,10 @@ def without_constant_sums(closed_jaxpr: Any, axis_name: str, num_replicas: int) 
 
 def _sums_one(eqn: JaxprEqn, axis_name: str) -> bool:
     """Whether it sums one number over all replicas."""
+    operands: Any = eqn.invars
     return (
         eqn.primitive.name == "psum"
-        and [atom.aval.shape for atom in eqn.invars] == [()]
+        and [atom.aval.shape for atom in operands] == [()]
         and tuple(eqn.params["axes"]) == (axis_name,)
         and eqn.params["axis_index_groups"] is None
     )
