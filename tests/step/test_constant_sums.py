@@ -84,3 +84,16 @@ def test_a_training_step_sends_its_loss_and_its_gradients():
     np.testing.assert_allclose(found[0], loss, rtol=1e-6)
     np.testing.assert_allclose(found[1], gradient, rtol=1e-6)
     assert sum(len(each.shapes) for each in step.collectives(w, x)) == 2
+
+
+def test_a_count_of_replicas_is_still_known_to_be_a_sum():
+    """A sum of it over the replicas would count each of them twice."""
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+
+    @rx.function
+    def step():
+        count = strategy.run(lambda: rx.get_replica_context().all_reduce("sum", 1.0))
+        return strategy.reduce("sum", count, axis=None)
+
+    with pytest.raises(rx.errors.InvalidArgumentError):
+        step()

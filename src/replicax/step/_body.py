@@ -13,7 +13,6 @@ from replicax.collectives import Entry
 from replicax.step._arguments import Leaf
 from replicax.step._bound_objects import bound
 from replicax.step._compiled_context import CompiledReplicaContext, ReplicaVariables
-from replicax.step._constant_sums import without_constant_sums
 from replicax.step._padding import Padding
 from replicax.step._results import flatten_result
 from replicax.step._rows import LocalRows
@@ -103,12 +102,11 @@ class Body:
 
 def traced(body: Body, local: Sequence[Any], rows_aval: Any, strategy: StrategyLike) -> Any:
     """The jaxpr of the replica function."""
-    axis = (AXIS, strategy.num_replicas_in_sync)
+    axis_env = [(AXIS, strategy.num_replicas_in_sync)]
     try:
-        program = jax.make_jaxpr(body, axis_env=[axis])(list(local), rows_aval)
+        return jax.make_jaxpr(body, axis_env=axis_env)(list(local), rows_aval)
     except jax.errors.TracerBoolConversionError as error:
         raise _python_branch(error, body.fn) from error
-    return without_constant_sums(program, *axis)
 
 
 def _python_branch(error: Exception, fn: Callable[..., Any]) -> errors.VaryingControlFlowError:
