@@ -3,16 +3,19 @@
     make bench                                      # all; some minutes
     make bench ARGS="--workloads mlp layers --processes 2 --rounds 12"
 
+`make bench` writes the figures to `benchmarks/figures/`, and then the page docs/performance.md.
+
 Two replicas on two cores: in one process on two logical CPU devices, or in two processes with a
 core each. All contenders compute the same (their losses after 20 steps are compared first), take
-turns, and are compared within each round. With `--json FOLDER` the figures are written, from which
-`tools/performance.py` writes the page; and a picture, where matplotlib is installed.
+turns, and are compared within each round. With `--json FOLDER` the figures are written, and a
+picture where matplotlib is installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -35,6 +38,7 @@ TURN_SECONDS = 0.25
 MOST_STEPS = 16
 STEPS_COMPARED = 20
 TOLERANCE = 1e-3
+PLACES = {1: "One process", 2: "Two processes"}
 TARGETS = {"mlp": 1.03, "convnet": 1.03, "transformer": 1.03}
 """At most this many times the best by hand."""
 
@@ -83,30 +87,27 @@ def _steps_in_a_turn(strategy: rx.Strategy, step: Step) -> int:
     return int(strategy.reduce("mean", counts, axis=None))
 
 
-def in_worker(names: list[str], rounds: int, contenders: tuple[str, ...]) -> dict[str, Figures]:
+def in_worker(name: str, rounds: int, contenders: tuple[str, ...]) -> Figures:
     """What each of two workers measures."""
-    strategy = rx.MultiWorkerMirroredStrategy()
-    return {name: measure(strategy, name, rounds, contenders) for name in names}
+    return measure(rx.MultiWorkerMirroredStrategy(), name, rounds, contenders)
 
 
-def in_one_process(
-    names: list[str], rounds: int, contenders: tuple[str, ...]
-) -> dict[str, Figures]:
+_local_strategy = functools.cache(cpu_strategy)
+
+
+def in_one_process(name: str, rounds: int, contenders: tuple[str, ...]) -> Figures:
     """The same on two logical devices of this process."""
-    strategy = cpu_strategy()
-    return {name: measure(strategy, name, rounds, contenders) for name in names}
+    return measure(_local_strategy(), name, rounds, contenders)
 
 
-def in_two_processes(
-    names: list[str], rounds: int, contenders: tuple[str, ...]
-) -> dict[str, Figures]:
+def in_two_processes(name: str, rounds: int, contenders: tuple[str, ...]) -> Figures:
     """The same in two processes, each of which computes in one thread."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
     environment = {"XLA_FLAGS": flags.strip(), "OMP_NUM_THREADS": "1"}
     results = run_workers(
-        REPLICAS, in_worker, names, rounds, contenders, timeout=3600, environment=environment
+        REPLICAS, in_worker, name, rounds, contenders, timeout=3600, environment=environment
     )
-    found: dict[str, Figures] = results[0].unwrap()
+    found: Figures = results[0].unwrap()
     return found
 
 
@@ -154,25 +155,28 @@ def _beside_best(figures: Figures, contender: str) -> float:
 
 
 def write(folder: Path, found: dict[str, dict[str, Figures]], rounds: int) -> None:
-    """The figures as JSON, and as a picture."""
-    facts: dict[str, Any] = {
-        "jax": jax.__version__,
+    """The figures as JSON, beside those that were there of other workloads."""
+    file = folder / "steps.json"
+    before = json.loads(file.read_text())["found"] if file.exists() else {}
+    merged: dict[str, Any] = {}
+    for where in PLACES.values():
+        new = {
+            name: {"jax": jax.__version__, "rounds": rounds, **dataclasses.asdict(figures)}
+            for name, figures in found.get(where, {}).items()
+        }
+        old = before.get(where, {})
+        both = {name: new.get(name, old.get(name)) for name in WORKLOADS}
+        merged[where] = {name: figures for name, figures in both.items() if figures is not None}
+    facts = {
         "cores": os.cpu_count(),
         "replicas": REPLICAS,
-        "rounds": rounds,
         "by_hand": list(BY_HAND),
         "ours": list(OURS),
         "titles": {name: WORKLOADS[name]().title for name in WORKLOADS},
-        "found": {
-            where: {name: dataclasses.asdict(figures) for name, figures in workloads.items()}
-            for where, workloads in found.items()
-        },
+        "found": {where: workloads for where, workloads in merged.items() if workloads},
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "steps.json").write_text(json.dumps(facts, indent=1) + "\n")
-    print(f"Figures are in {folder / 'steps.json'}.")
-    if importlib.util.find_spec("matplotlib") is not None:
-        picture(folder / "steps.png", found)
+    file.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def options() -> argparse.ArgumentParser:
@@ -192,15 +196,19 @@ def main() -> None:
     chosen = report.options
     found: dict[str, dict[str, Figures]] = {}
     for count in chosen.processes:
-        where = "One process" if count == 1 else "Two processes"
+        where = PLACES[count]
         run = in_one_process if count == 1 else in_two_processes
-        found[where] = run(chosen.workloads, report.rounds, tuple(chosen.contenders))
-        for name, figures in found[where].items():
-            rows = compared(name, figures)
-            report.add(f"{where}: {WORKLOADS[name]().title}", rows)
+        for name in chosen.workloads:
+            figures = run(name, report.rounds, tuple(chosen.contenders))
+            found.setdefault(where, {})[name] = figures
+            report.add(f"{where}: {WORKLOADS[name]().title}", compared(name, figures))
+            if chosen.json is not None:
+                write(chosen.json, found, report.rounds)
     report.console.print(f"Load of the machine: {os.getloadavg()[0]:.1f}.")
     if chosen.json is not None:
-        write(chosen.json, found, report.rounds)
+        print(f"Figures are in {chosen.json / 'steps.json'}.")
+        if importlib.util.find_spec("matplotlib") is not None:
+            picture(chosen.json / "steps.png", found)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from ._arithmetic import (
     result_dtype,
 )
 from ._compat import production_order
+from ._extremum import extremum
 from ._options import CommunicationOptions
 from ._packing import plan_packs
 from ._reduce_op import ReduceOp
@@ -104,7 +105,9 @@ def all_reduce_in_packs(
     for array, name in zip(arrays, names, strict=True):
         check_reducible(op, array, name)
     full = [number for number, array in enumerate(arrays) if array.size]
-    produced = production_order([arrays[number] for number in full])
+    produced = None
+    if len(full) > 1:  # Reading the order takes a look at the whole trace.
+        produced = production_order([arrays[number] for number in full])
     prepared = [prepare(op, arrays[number], num_replicas) for number in full]
     packs = plan_packs(
         [leaf.size * leaf.dtype.itemsize for leaf in prepared],
@@ -266,44 +269,7 @@ def _reduce_packed(
 def _reduce(op: ReduceOp, x: jax.Array, axis_name: str) -> jax.Array:
     if op in {ReduceOp.SUM, ReduceOp.MEAN}:
         return _psum(x, axis_name)
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        return _extremum(op, axis_name, x)
-    return _differentiable_extremum(op, axis_name, x)
-
-
-def _extremum(op: ReduceOp, axis_name: str, x: jax.Array) -> jax.Array:
-    reducer: Callable[[jax.Array, str], jax.Array] = lax.pmax if op is ReduceOp.MAX else lax.pmin
-    return reducer(x, axis_name)
-
-
-# lax has no derivative of pmax and pmin. This one is that of `jnp.max` over the replicas.
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _differentiable_extremum(op: ReduceOp, axis_name: str, x: jax.Array) -> jax.Array:
-    """Compares floats as integers of the same order: transports disagree on NaN, integers win."""
-    bits = 8 * x.dtype.itemsize
-    integer = np.dtype(f"int{bits}")
-    # The NaN that is beyond infinity in the direction of the op, so that it wins.
-    nan = jnp.asarray(jnp.nan if op is ReduceOp.MAX else -jnp.nan, x.dtype)
-    ordered = _swap_order(lax.bitcast_convert_type(jnp.where(jnp.isnan(x), nan, x), integer))
-    best = _swap_order(_extremum(op, axis_name, ordered))
-    return lax.bitcast_convert_type(best, x.dtype)
-
-
-def _swap_order(bits: jax.Array) -> jax.Array:
-    """Floats as integers of the same order, and back: negative floats count downwards."""
-    magnitude = jnp.asarray(jnp.iinfo(bits.dtype).max, bits.dtype)
-    return jnp.where(bits < 0, bits ^ magnitude, bits)
-
-
-@_differentiable_extremum.defjvp
-def _extremum_jvp(
-    op: ReduceOp, axis_name: str, primals: tuple[jax.Array], tangents: tuple[jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    (x,), (tangent,) = primals, tangents
-    best = _differentiable_extremum(op, axis_name, x)
-    won = (x == best).astype(x.dtype)
-    share = won / _psum(won, axis_name)
-    return best, _psum(share * tangent, axis_name)
+    return extremum(op, axis_name, x)
 
 
 def _select_source(axis_name: str, source: int, x: jax.Array) -> jax.Array:
