@@ -50,10 +50,12 @@ class Figures:
     Attributes:
         seconds: Of a step, one entry a round, for each contender.
         losses: After 20 steps.
+        load: Of the machine, when it was measured: how many threads wanted a core.
     """
 
     seconds: dict[str, list[float]]
     losses: dict[str, float]
+    load: float
 
 
 def measure(strategy: rx.Strategy, name: str, rounds: int, names: tuple[str, ...]) -> Figures:
@@ -68,7 +70,7 @@ def measure(strategy: rx.Strategy, name: str, rounds: int, names: tuple[str, ...
     seconds = take_turns(
         steps, rounds=rounds, bursts=1, clock=time.perf_counter, wait=True, steps_in_burst=count
     )
-    return Figures(seconds, losses)
+    return Figures(seconds, losses, round(os.getloadavg()[0], 1))
 
 
 def _loss_after(step: Step) -> float:

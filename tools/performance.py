@@ -132,7 +132,14 @@ def _section(facts: dict[str, Any], where: str, workloads: dict[str, Any]) -> st
         ]
         lines.append(_row([name, *cells]))
     said = sorted({f"jax {each['jax']}, {each['rounds']} rounds" for each in workloads.values()})
-    lines.append(f"\nMeasured with {'; '.join(said)}.\n")
+    load = max(each["load"] for each in workloads.values())
+    lines.append(f"\nMeasured with {'; '.join(said)}.")
+    if load > facts["cores"] + 1:
+        lines.append(
+            f" Other programs ran at the same time (up to {load:.0f} threads for {facts['cores']} "
+            "cores), so these ratios are rough."
+        )
+    lines.append("\n")
     return "".join(lines)
 
 

@@ -28,6 +28,7 @@ def test_ratios_are_taken_within_rounds(tool):
     figures = {
         "jax": "1",
         "rounds": 3,
+        "load": 9.0,
         "seconds": {
             "functional": [1.0, 2.0, 9.0],
             "by hand, slow": [2.0, 4.0, 9.0],
@@ -45,4 +46,5 @@ def test_ratios_are_taken_within_rounds(tool):
     text = tool.page(facts, [("memory", "64 KiB", "4 MiB")])
 
     assert "| An MLP | 1.00 (0.50 to 3.00) | fast | 2e+03 ms |" in text
+    assert "up to 9 threads for 2 cores" in text
     assert "| mlp | 0.50 (0.50 to 1.00) | 0.50 (0.33 to 1.00) |" in text
