@@ -89,9 +89,10 @@ def _steps_in_a_turn(strategy: rx.Strategy, step: Step) -> int:
     return int(strategy.reduce("mean", counts, axis=None))
 
 
-def in_worker(name: str, rounds: int, contenders: tuple[str, ...]) -> Figures:
-    """What each of two workers measures."""
-    return measure(rx.MultiWorkerMirroredStrategy(), name, rounds, contenders)
+def in_worker(name: str, rounds: int, contenders: tuple[str, ...]) -> dict[str, Any]:
+    """What each of two workers measures; this module has another name there, and its class too."""
+    figures = measure(rx.MultiWorkerMirroredStrategy(), name, rounds, contenders)
+    return dataclasses.asdict(figures)
 
 
 _local_strategy = functools.cache(cpu_strategy)
@@ -109,8 +110,7 @@ def in_two_processes(name: str, rounds: int, contenders: tuple[str, ...]) -> Fig
     results = run_workers(
         REPLICAS, in_worker, name, rounds, contenders, timeout=3600, environment=environment
     )
-    found: Figures = results[0].unwrap()
-    return found
+    return Figures(**results[0].unwrap())
 
 
 def compared(name: str, figures: Figures) -> list[Comparison]:
