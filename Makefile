@@ -26,7 +26,7 @@ PY := $(VENV)/bin/python
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-all check bench soak docs accelerator lock clean
+.PHONY: help demo test test-fast test-all check bench bench-parts soak docs accelerator lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,7 +52,11 @@ check: $(READY) ## style, types, floors, doctests, news, paths
 	$(PY) -m towncrier build --draft --version next >/dev/null
 	$(PY) tools/check_tree.py
 
-bench: $(READY) ## what a step and its input cost beside hand-written jax
+bench: $(READY) ## five workloads beside hand-written jax, and docs/performance.md
+	$(PY) benchmarks/steps.py --json benchmarks/figures $(ARGS)
+	$(PY) tools/performance.py
+
+bench-parts: $(READY) ## what Python, input and liveness cost a step
 	$(PY) benchmarks/overhead.py $(ARGS)
 	$(PY) benchmarks/models.py $(ARGS)
 	$(PY) benchmarks/input.py $(ARGS)

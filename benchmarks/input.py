@@ -1,6 +1,6 @@
 """What input costs a step, beside loops written by hand and beside other libraries.
 
-    make bench                        # or: python benchmarks/input.py --json figures
+    make bench-parts                  # or: python benchmarks/input.py --json figures
 
 All contenders read the same rows, in one process, and end with the global batch on two logical CPU
 devices, half of its rows on each. They take turns; see measuring.py. A library that is not

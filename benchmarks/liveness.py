@@ -1,6 +1,6 @@
 """What liveness and order cost a healthy step of two workers.
 
-    make bench                        # or: python benchmarks/liveness.py --json figures
+    make bench-parts                  # or: python benchmarks/liveness.py --json figures
 
 In one job of two processes, the same compiled program is started bare, and as a step starts it:
 under the guard that a failure elsewhere ends, and entered in the order that the master compares.

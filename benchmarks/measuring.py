@@ -101,16 +101,23 @@ def compare(
 
 
 def take_turns(
-    steps: dict[str, Step], *, rounds: int, bursts: int, clock: Callable[[], float], wait: bool
+    steps: dict[str, Step],
+    *,
+    rounds: int,
+    bursts: int,
+    clock: Callable[[], float],
+    wait: bool,
+    steps_in_burst: int = BURST,
 ) -> dict[str, list[float]]:
     """Let the contenders take turns, without garbage collection.
 
     Args:
         steps: The contenders.
         rounds: How often each has its turn.
-        bursts: Bursts of `BURST` steps in a turn.
+        bursts: Bursts of steps in a turn.
         clock: What is measured, in seconds.
         wait: Whether the wait for the devices at the end of a burst is measured too.
+        steps_in_burst: At most `BURST`.
 
     Returns:
         For each contender the seconds a step: one entry a round. With the wait it is the median of
@@ -124,8 +131,11 @@ def take_turns(
         for number in range(rounds):
             first = number % len(names)
             for name in names[first:] + names[:first]:
-                burst(steps[name], clock, wait=wait)  # The caches are another contender's.
-                turn = [burst(steps[name], clock, wait=wait) for _ in range(bursts)]
+                step = steps[name]
+                turn = [
+                    burst(step, clock, wait=wait, steps=steps_in_burst) for _ in range(bursts + 1)
+                ]
+                del turn[0]  # The caches were another contender's.
                 seconds[name].append(statistics.median(turn) if wait else min(turn))
     finally:
         gc.enable()
@@ -139,15 +149,15 @@ def check_losses(steps: dict[str, Step]) -> None:
         sys.exit(f"The losses after 20 steps differ: {losses}")
 
 
-def burst(step: Step, clock: Callable[[], float], *, wait: bool) -> float:
+def burst(step: Step, clock: Callable[[], float], *, wait: bool, steps: int = BURST) -> float:
     """Seconds a step."""
     start = clock()
-    for _ in range(BURST - 1):
+    for _ in range(steps - 1):
         step()
     loss = step()
     issued = clock()
     loss.block_until_ready()
-    return ((clock() if wait else issued) - start) / BURST
+    return ((clock() if wait else issued) - start) / steps
 
 
 def show(console: Console, title: str, comparisons: list[Comparison]) -> None:
@@ -180,14 +190,27 @@ class Report:
     Args:
         program: Its name.
         description: What it measures.
+        more: A parser of further options, made with `add_help=False`.
+        rounds: Turns of each contender, unless an option says otherwise.
+
+    Attributes:
+        options: What was given on the command line.
     """
 
-    def __init__(self, program: str, description: str) -> None:
-        parser = argparse.ArgumentParser(description=description)
+    def __init__(
+        self,
+        program: str,
+        description: str,
+        more: argparse.ArgumentParser | None = None,
+        rounds: int = 20,
+    ) -> None:
+        parents = [] if more is None else [more]
+        parser = argparse.ArgumentParser(description=description, parents=parents)
         parser.add_argument("--json", type=pathlib.Path, help="write the figures to this folder")
-        parser.add_argument("--rounds", type=int, default=20, help="turns of each contender")
-        options = parser.parse_args()
-        self._program, self._folder, self.rounds = program, options.json, options.rounds
+        parser.add_argument("--rounds", type=int, default=rounds, help="turns of each contender")
+        self.options = parser.parse_args()
+        self._program, self._folder = program, self.options.json
+        self.rounds: int = self.options.rounds
         self._tables: dict[str, list[Comparison]] = {}
         self.console = Console(width=None if sys.stdout.isatty() else 150)
         self.console.print(", ".join(f"{name} {value}" for name, value in self._machine.items()))

@@ -1,6 +1,6 @@
 """What a step costs beside the same step written by hand in jax.
 
-    make bench                        # or: python benchmarks/overhead.py --json figures
+    make bench-parts                  # or: python benchmarks/overhead.py --json figures
 
 The contenders of a table take turns in one process, on two logical CPU devices, with the same
 arithmetic (their losses are compared first), the same placement and the same waiting. A ratio is

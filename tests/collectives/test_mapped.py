@@ -10,7 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from replicax.collectives import CommunicationOptions, ReduceOp, collectives_in, mapped
+from replicax.collectives import (
+    LIMITS,
+    CommunicationOptions,
+    ReduceOp,
+    Transport,
+    collectives_in,
+    mapped,
+)
 from replicax.errors import ArgumentTypeError, ContextError, InternalError, InvalidArgumentError
 
 AXIS = "replica"
@@ -208,6 +215,72 @@ def test_a_large_leaf_is_never_copied_into_a_pack(hlo_on_replicas):
     # XLA may give both to one instruction, each in its own buffer.
     shapes = [shape for one in collectives_in(text) for shape in one.shapes]
     assert sorted(shapes) == [(40,), (300, 300)]
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("op", [SUM, MEAN])
+def test_a_pack_has_the_bits_of_a_psum_a_leaf(on_replicas, op, n):
+    """Inside a process the replicas are added in one order, wherever a number stands."""
+    rng = np.random.default_rng(0)
+    shapes = [(7,), (3, 5), (), (40, 40), (1,)]
+    leaves = [
+        (rng.normal(size=(n, *shape)) * 10 ** rng.uniform(-6, 6, (n, *shape))).astype(np.float32)
+        for shape in shapes
+    ]
+
+    def by_leaf(*leaves):
+        totals = [lax.psum(leaf, AXIS) for leaf in leaves]
+        return [total / n for total in totals] if op is MEAN else totals
+
+    packed = on_replicas(lambda *leaves: mapped.all_reduce(op, leaves, **on(n)), *leaves, n=n)
+
+    for one, other in zip(packed, on_replicas(by_leaf, *leaves, n=n), strict=True):
+        np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+def test_packs_follow_the_backward_pass():
+    """The last layer's gradients are there first, so they start to travel first."""
+    found = []
+
+    def step(weights, x):
+        def loss(weights):
+            hidden = x
+            for w in weights:
+                hidden = jnp.tanh(hidden @ w)
+            return hidden.sum()
+
+        options = CommunicationOptions(bytes_per_pack=2 * 4 * 9)
+        gradients = jax.grad(loss)(weights)
+        _, packs = mapped.all_reduce_in_packs(MEAN, gradients, options=options, **on(2))
+        found.extend(packs)
+        return gradients
+
+    jax.make_jaxpr(step, axis_env=[(AXIS, 2)])([jnp.ones((3, 3))] * 5, jnp.ones((2, 3)))
+    assert found == [(4, 3), (2, 1), (0,)]
+
+
+def test_only_what_is_packed_waits_behind_a_barrier():
+    leaves = [jnp.ones((2, 3)), jnp.ones((300, 300)), jnp.ones(5)]
+    jaxpr = jax.make_jaxpr(
+        lambda *leaves: mapped.all_reduce(SUM, leaves, **on(2)), axis_env=[(AXIS, 2)]
+    )(*leaves)
+    barriers = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "optimization_barrier"]
+    assert [[v.aval.shape for v in eqn.invars] for eqn in barriers] == [[(2, 3), (5,)]]
+
+
+@pytest.mark.parametrize("transport", list(Transport), ids=lambda each: each.value)
+def test_the_transport_tells_what_is_worth_packing(transport):
+    limit = LIMITS[transport].leaf_bytes
+    avals = [jax.ShapeDtypeStruct((size,), jnp.uint8) for size in (limit, limit + 1, 8)]
+    found = []
+
+    def step(*leaves):
+        results, packs = mapped.all_reduce_in_packs(MAX, leaves, transport=transport, **on(2))
+        found.extend(packs)
+        return results
+
+    jax.make_jaxpr(step, axis_env=[(AXIS, 2)])(*avals)
+    assert found == [(1,), (0, 2)]
 
 
 def test_bytes_per_pack_decides(hlo_on_replicas):

@@ -47,6 +47,25 @@ def collectives_of_a_compiled_step(job: Job) -> Any:
 
 
 @check
+def larger_leaves_are_packed_between_processes(job: Job) -> Any:
+    """More than inside a process; whole numbers have the same sum in any order."""
+    options = rx.CommunicationOptions(bytes_per_pack=1)
+
+    def replica_fn(x: Any) -> Any:
+        ctx = rx.get_replica_context()
+        leaves = [x[0] * jnp.ones((300, 300)), x, x[0] * jnp.ones((1024, 1024))]
+        return ctx.all_reduce("sum", leaves), ctx.all_reduce("sum", leaves, options)
+
+    step = job.step(replica_fn)
+    packed, alone = step(job.ids)
+    for one, other in zip(packed, alone, strict=True):
+        np.testing.assert_array_equal(one, other)
+    packs = [entry.packs for entry in step.requested_collectives(job.ids)]
+    assert packs == [((1, 0), (2,)), ((1,), (0,), (2,))]  # `x` needs no computing.
+    return packs
+
+
+@check
 def a_step_is_explained_by_one_worker_alone(job: Job) -> Any:
     @rx.function
     def step(x: Any) -> Any:

@@ -17,21 +17,21 @@ from ._ledger import Ledger as Ledger
 from ._ledger import differences as differences
 from ._options import CommunicationImplementation as CommunicationImplementation
 from ._options import CommunicationOptions as CommunicationOptions
-from ._packing import PACK_BYTES as PACK_BYTES
-from ._packing import SMALL_LEAF_BYTES as SMALL_LEAF_BYTES
 from ._packing import plan_packs as plan_packs
 from ._reduce_op import ReduceOp as ReduceOp
 from ._rendezvous import Meet as Meet
 from ._rendezvous import Request as Request
 from ._rendezvous import run_replicas as run_replicas
+from ._transport import LIMITS as LIMITS
+from ._transport import PackLimits as PackLimits
+from ._transport import Transport as Transport
 from ._turns import IN_FLIGHT as IN_FLIGHT
 from ._turns import TURNS as TURNS
 
 __all__ = [
     "IN_FLIGHT",
     "KINDS",
-    "PACK_BYTES",
-    "SMALL_LEAF_BYTES",
+    "LIMITS",
     "TURNS",
     "CollectiveKeys",
     "CommunicationImplementation",
@@ -40,8 +40,10 @@ __all__ = [
     "Entry",
     "Ledger",
     "Meet",
+    "PackLimits",
     "ReduceOp",
     "Request",
+    "Transport",
     "collectives_in",
     "differences",
     "local",

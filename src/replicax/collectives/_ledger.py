@@ -31,6 +31,9 @@ class Entry:
         dtypes: Name of the dtype of each leaf.
         shapes: Shape of each leaf.
         call_site: Line of user code, or None where not known.
+        names: Path of each leaf in the tree that is combined, where that is known.
+        packs: How the leaves travel: their numbers, one tuple for each collective of a compiled
+            program. Empty where nothing is packed.
 
     Raises:
         InvalidArgumentError: `kind` is none of `KINDS`.
@@ -43,6 +46,8 @@ class Entry:
     dtypes: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     call_site: CallSite | None = None
+    names: tuple[str, ...] = ()
+    packs: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         """Checks the kind."""
@@ -56,14 +61,16 @@ class Entry:
 def differences(entries: Sequence[Entry]) -> list[str]:
     """Returns the names of the fields in which the entries differ. Context: any.
 
-    The call site is left out: the same collective may be reached over two lines.
+    The call site is left out: the same collective may be reached over two lines. So are names
+    and packs, which follow from the rest of a program.
 
     Examples:
         >>> a = Entry(1, 100, "all_reduce", "SUM", ("float32",), ((2,),))
         >>> differences([a, dataclasses.replace(a, op="MEAN", shapes=((3,),))])
         ['op', 'shapes']
     """
-    names = [field.name for field in dataclasses.fields(Entry) if field.name != "call_site"]
+    left_out = {"call_site", "names", "packs"}
+    names = [field.name for field in dataclasses.fields(Entry) if field.name not in left_out]
     return [name for name in names if len({getattr(entry, name) for entry in entries}) > 1]
 
 

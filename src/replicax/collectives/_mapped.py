@@ -29,11 +29,18 @@ from ._arithmetic import (
     prepare,
     result_dtype,
 )
+from ._compat import production_order
+from ._extremum import extremum
 from ._options import CommunicationOptions
 from ._packing import plan_packs
 from ._reduce_op import ReduceOp
+from ._transport import LIMITS, Transport
 
 _THE_VALUE = "the value"
+
+
+Packs = tuple[tuple[int, ...], ...]
+"""How the leaves of one all-reduce travel: numbers of leaves, one tuple a collective."""
 
 
 def all_reduce(
@@ -43,12 +50,14 @@ def all_reduce(
     axis_name: str,
     num_replicas: int,
     options: CommunicationOptions | None = None,
+    transport: Transport = Transport.MEMORY,
 ) -> list[jax.Array]:
     """Combines each leaf over all replicas. Context: replica. Collective: yes.
 
     Small leaves of one dtype travel in one collective, large ones alone. The mean of integers
     is float32 (float64 for 64-bit integers) and does not wrap; a sum of integers wraps as
-    `jnp.sum` of the same dtype does. Empty leaves travel not at all.
+    `jnp.sum` of the same dtype does. Empty leaves travel not at all. Where the transport adds in
+    one order, a leaf in a pack has the bits that it would have alone.
 
     The gradient of SUM and MEAN is the same collective of the cotangents. The gradient of
     MAX and MIN goes to the replicas whose element won, in equal parts, as in `jnp.max`.
@@ -59,6 +68,7 @@ def all_reduce(
         axis_name: Axis of the mapped program.
         num_replicas: Size of this axis.
         options: `bytes_per_pack` is used.
+        transport: What carries the collective; it tells what is worth packing.
 
     Returns:
         The combined leaves, in the same order and shapes, equal on all replicas.
@@ -67,6 +77,26 @@ def all_reduce(
         ArgumentTypeError: A leaf is no array, or `op` has no meaning for its dtype.
         ContextError: The call is outside a program that is mapped over `axis_name`.
     """
+    return all_reduce_in_packs(
+        op,
+        leaves,
+        axis_name=axis_name,
+        num_replicas=num_replicas,
+        options=options,
+        transport=transport,
+    )[0]
+
+
+def all_reduce_in_packs(
+    op: ReduceOp | str,
+    leaves: Sequence[Any],
+    *,
+    axis_name: str,
+    num_replicas: int,
+    options: CommunicationOptions | None = None,
+    transport: Transport = Transport.MEMORY,
+) -> tuple[list[jax.Array], Packs]:
+    """Returns what `all_reduce` returns, and how the leaves travel. Collective: yes."""
     op = ReduceOp.parse(op)
     options = options or CommunicationOptions()
     _check_axis(axis_name, num_replicas)
@@ -75,15 +105,25 @@ def all_reduce(
     for array, name in zip(arrays, names, strict=True):
         check_reducible(op, array, name)
     full = [number for number, array in enumerate(arrays) if array.size]
+    produced = None
+    if len(full) > 1:  # Reading the order takes a look at the whole trace.
+        produced = production_order([arrays[number] for number in full])
     prepared = [prepare(op, arrays[number], num_replicas) for number in full]
-    totals = _reduce_packed(op, prepared, axis_name, options.bytes_per_pack)
-    by_number = dict(zip(full, totals, strict=True))
-    return [
+    packs = plan_packs(
+        [leaf.size * leaf.dtype.itemsize for leaf in prepared],
+        [leaf.dtype for leaf in prepared],
+        options.bytes_per_pack,
+        limits=LIMITS[transport],
+        produced=produced,
+    )
+    by_number = dict(zip(full, _reduce_packed(op, prepared, axis_name, packs), strict=True))
+    results = [
         finish(op, by_number[number], array.dtype, num_replicas)
         if number in by_number
         else jnp.zeros(array.shape, result_dtype(op, array.dtype))
         for number, array in enumerate(arrays)
     ]
+    return results, tuple(tuple(full[leaf] for leaf in pack) for pack in packs)
 
 
 def all_gather(x: Any, axis: int, *, axis_name: str, num_replicas: int) -> jax.Array:
@@ -207,11 +247,9 @@ def _check_axis(axis_name: str, num_replicas: int) -> None:
 
 
 def _reduce_packed(
-    op: ReduceOp, leaves: list[jax.Array], axis_name: str, bytes_per_pack: int
+    op: ReduceOp, leaves: list[jax.Array], axis_name: str, packs: list[list[int]]
 ) -> list[jax.Array]:
     """Reduces full leaves, each pack with one collective."""
-    sizes = [leaf.size * leaf.dtype.itemsize for leaf in leaves]
-    packs = plan_packs(sizes, [leaf.dtype for leaf in leaves], bytes_per_pack)
     totals: list[jax.Array] = list(leaves)
     for pack in packs:
         if len(pack) == 1:
@@ -231,44 +269,7 @@ def _reduce_packed(
 def _reduce(op: ReduceOp, x: jax.Array, axis_name: str) -> jax.Array:
     if op in {ReduceOp.SUM, ReduceOp.MEAN}:
         return _psum(x, axis_name)
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        return _extremum(op, axis_name, x)
-    return _differentiable_extremum(op, axis_name, x)
-
-
-def _extremum(op: ReduceOp, axis_name: str, x: jax.Array) -> jax.Array:
-    reducer: Callable[[jax.Array, str], jax.Array] = lax.pmax if op is ReduceOp.MAX else lax.pmin
-    return reducer(x, axis_name)
-
-
-# lax has no derivative of pmax and pmin. This one is that of `jnp.max` over the replicas.
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _differentiable_extremum(op: ReduceOp, axis_name: str, x: jax.Array) -> jax.Array:
-    """Compares floats as integers of the same order: transports disagree on NaN, integers win."""
-    bits = 8 * x.dtype.itemsize
-    integer = np.dtype(f"int{bits}")
-    # The NaN that is beyond infinity in the direction of the op, so that it wins.
-    nan = jnp.asarray(jnp.nan if op is ReduceOp.MAX else -jnp.nan, x.dtype)
-    ordered = _swap_order(lax.bitcast_convert_type(jnp.where(jnp.isnan(x), nan, x), integer))
-    best = _swap_order(_extremum(op, axis_name, ordered))
-    return lax.bitcast_convert_type(best, x.dtype)
-
-
-def _swap_order(bits: jax.Array) -> jax.Array:
-    """Floats as integers of the same order, and back: negative floats count downwards."""
-    magnitude = jnp.asarray(jnp.iinfo(bits.dtype).max, bits.dtype)
-    return jnp.where(bits < 0, bits ^ magnitude, bits)
-
-
-@_differentiable_extremum.defjvp
-def _extremum_jvp(
-    op: ReduceOp, axis_name: str, primals: tuple[jax.Array], tangents: tuple[jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    (x,), (tangent,) = primals, tangents
-    best = _differentiable_extremum(op, axis_name, x)
-    won = (x == best).astype(x.dtype)
-    share = won / _psum(won, axis_name)
-    return best, _psum(share * tangent, axis_name)
+    return extremum(op, axis_name, x)
 
 
 def _select_source(axis_name: str, source: int, x: jax.Array) -> jax.Array:

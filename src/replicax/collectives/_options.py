@@ -52,7 +52,7 @@ class CommunicationOptions:
 
     Attributes:
         bytes_per_pack: Largest number of bytes that travel together. 0 lets the library
-            decide by the sizes of the leaves.
+            decide by the sizes of the leaves and by what carries them.
         timeout_seconds: Longest wait for one replica to reach a collective of the eager
             runner. None waits for ever.
         implementation: A member of `CommunicationImplementation`, or its name in any case.

@@ -6,38 +6,30 @@ from collections.abc import Sequence
 
 from replicax.errors import InvalidArgumentError, describe
 
-SMALL_LEAF_BYTES = 64 * 1024
-"""Leaves up to this size are packed.
-
-An all-reduce has a fixed price: about 40 us between two replicas of one process, over 3 ms
-between two processes. A pack has a price by the byte, since each is copied in and out. Step time
-of dense layers on two replicas of one process, beside the same with only the biases packed: 0.88
-with weights of 16 KiB, 0.89 with 64 KiB, no clear difference with 128 KiB, 1.19 with 256 KiB.
-Whole models of large leaves became 2 to 16 times slower in packs.
-"""
-
-PACK_BYTES = 4 * 1024 * 1024
-"""A pack grows to this size.
-
-400 leaves of 4 KB take a third of the time in packs of 4 MB. A larger pack saves no more, and
-keeps the reduction waiting for its last leaf.
-"""
+from ._transport import LIMITS, PackLimits, Transport
 
 
 def plan_packs(
-    sizes_bytes: Sequence[int], dtypes: Sequence[object], bytes_per_pack: int = 0
+    sizes_bytes: Sequence[int],
+    dtypes: Sequence[object],
+    bytes_per_pack: int = 0,
+    *,
+    limits: PackLimits = LIMITS[Transport.MEMORY],
+    produced: Sequence[int] | None = None,
 ) -> list[list[int]]:
     """Decides which leaves of one all-reduce travel together. Context: any.
 
-    Leaves of one pack have one dtype. Each pack keeps the order of its leaves, and the packs
-    are in the order of their first leaves.
+    Leaves of one pack have one dtype. Leaves are packed in the order in which they are produced,
+    and a pack comes where its last leaf does, so that it can travel while the rest is computed.
 
     Args:
         sizes_bytes: Size of each leaf.
         dtypes: Dtype of each leaf, or anything else that is equal where leaves may be joined.
-        bytes_per_pack: 0 packs leaves up to `SMALL_LEAF_BYTES` into packs of at most
-            `PACK_BYTES`. Above 0, a new pack starts where the next leaf would exceed this
-            number, and a larger leaf travels alone.
+        bytes_per_pack: 0 leaves the choice to `limits`. Above 0, a new pack starts where the
+            next leaf would exceed this number, and a larger leaf travels alone.
+        limits: Up to which size leaves are packed, and packs grow.
+        produced: When each leaf is produced: numbers of any size, of which smaller ones come
+            first. By default in the order of the leaves.
 
     Returns:
         Packs of leaf numbers. Each leaf is in exactly one pack.
@@ -47,16 +39,21 @@ def plan_packs(
 
     Examples:
         >>> plan_packs([4096, 8_000_000, 4096], ["float32"] * 3)
-        [[0, 2], [1]]
+        [[1], [0, 2]]
         >>> plan_packs([4, 4, 4, 12], ["int32"] * 4, bytes_per_pack=8)
         [[0, 1], [2], [3]]
+        >>> plan_packs([4, 4, 4], ["int32"] * 3, bytes_per_pack=8, produced=[9, 7, 5])
+        [[2, 1], [0]]
     """
-    _check(sizes_bytes, dtypes, bytes_per_pack)
-    largest_leaf = bytes_per_pack or SMALL_LEAF_BYTES
-    largest_pack = bytes_per_pack or PACK_BYTES
+    produced = range(len(sizes_bytes)) if produced is None else produced
+    _check(sizes_bytes, dtypes, produced, bytes_per_pack)
+    largest_leaf = bytes_per_pack or limits.leaf_bytes
+    largest_pack = bytes_per_pack or limits.pack_bytes
     packs: list[list[int]] = []
     open_packs: dict[object, tuple[list[int], int]] = {}
-    for leaf, (size, dtype) in enumerate(zip(sizes_bytes, dtypes, strict=True)):
+    order = sorted(range(len(sizes_bytes)), key=produced.__getitem__)
+    for leaf in order:
+        size, dtype = sizes_bytes[leaf], dtypes[leaf]
         if size > largest_leaf:
             packs.append([leaf])
             continue
@@ -66,13 +63,22 @@ def plan_packs(
             packs.append(pack)
         pack.append(leaf)
         open_packs[dtype] = (pack, filled + size)
-    return packs
+    place = {leaf: number for number, leaf in enumerate(order)}
+    return sorted(packs, key=lambda pack: place[pack[-1]])
 
 
-def _check(sizes_bytes: Sequence[int], dtypes: Sequence[object], bytes_per_pack: int) -> None:
-    if len(sizes_bytes) != len(dtypes):
+def _check(
+    sizes_bytes: Sequence[int],
+    dtypes: Sequence[object],
+    produced: Sequence[int],
+    bytes_per_pack: int,
+) -> None:
+    if not len(sizes_bytes) == len(dtypes) == len(produced):
         raise InvalidArgumentError(
-            describe(f"There are {len(sizes_bytes)} sizes, but {len(dtypes)} dtypes.")
+            describe(
+                f"There are {len(sizes_bytes)} sizes, but {len(dtypes)} dtypes and "
+                f"{len(produced)} places in the order."
+            )
         )
     if bytes_per_pack < 0 or any(size < 0 for size in sizes_bytes):
         raise InvalidArgumentError(

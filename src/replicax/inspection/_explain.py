@@ -21,7 +21,7 @@ from replicax.values import Variable
 from replicax.values._imagined import imagined
 
 from ._costs import Fabric
-from ._explanation import Explanation, Memory, Program, Request, Sent, Value
+from ._explanation import Explanation, Memory, Pack, Program, Request, Sent, Value
 from ._reasons import reasons
 
 _KEY_BYTES = 8
@@ -199,7 +199,8 @@ def _sent(run: RunFacts, fabric: Fabric, count: int) -> Iterator[Sent]:
 
 
 def _request(entry: Entry) -> Request:
-    sizes = map(_size, entry.shapes, entry.dtypes)
+    sizes = list(map(_size, entry.shapes, entry.dtypes))
+    names = entry.names or tuple(f"array {number}" for number in range(len(sizes)))
     return Request(
         kind=entry.kind,
         op=entry.op,
@@ -208,6 +209,14 @@ def _request(entry: Entry) -> Request:
         leaves=len(entry.shapes),
         bytes=sum(sizes),
         call_site=_line(entry.call_site),
+        packs=tuple(
+            Pack(
+                arrays=tuple(names[leaf] or "the value" for leaf in pack),
+                dtype=entry.dtypes[pack[0]],
+                bytes=sum(sizes[leaf] for leaf in pack),
+            )
+            for pack in entry.packs
+        ),
     )
 
 

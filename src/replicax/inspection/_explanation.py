@@ -33,6 +33,22 @@ class Value:
 
 
 @dataclasses.dataclass(frozen=True)
+class Pack:
+    """Arrays of one collective that travel together.
+
+    Attributes:
+        arrays: Their paths in the tree that is combined, or their numbers, in the order in which
+            they are produced.
+        dtype: Of all of them.
+        bytes: Of all of them together.
+    """
+
+    arrays: tuple[str, ...]
+    dtype: str
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Request:
     """A collective as the replica function asks for it.
 
@@ -44,6 +60,7 @@ class Request:
         leaves: How many arrays it combines.
         bytes: Bytes that one replica puts in.
         call_site: Line of user code.
+        packs: How the arrays of an all-reduce travel, in the order in which they are ready.
     """
 
     kind: str
@@ -53,6 +70,7 @@ class Request:
     leaves: int
     bytes: int
     call_site: str
+    packs: tuple[Pack, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from ._explanation import Explanation, Program, Value
 
 _WIDTH = 110
 _MOST_ROWS = 40
+_MOST_NAMES = 6
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
 
@@ -47,6 +48,7 @@ def _program(console: Console, program: Program) -> None:
         for each in program.requests
     ]
     _print(console, "Asked for", rows, ("key", "collective", "arrays", "bytes", "at"))
+    _print(console, "Travels together", _packs(program), ("key", "arrays", "bytes", "which"))
     rows = [
         (
             f"#{number}",
@@ -73,6 +75,27 @@ def _program(console: Console, program: Program) -> None:
         ]
         _print(console, "In XLA's program", rows, ("collective", "arrays", "dtypes", "bytes"))
     console.print(_costs(program))
+
+
+def _packs(program: Program) -> list[tuple[str, ...]]:
+    """A row for each pack of several arrays."""
+    return [
+        (
+            f"{each.group_key}:{each.instance_key}",
+            f"{len(pack.arrays)} {pack.dtype}",
+            size(pack.bytes),
+            _shortened(pack.arrays),
+        )
+        for each in program.requests
+        for pack in each.packs
+        if len(pack.arrays) > 1
+    ]
+
+
+def _shortened(names: Sequence[str]) -> str:
+    if len(names) <= _MOST_NAMES:
+        return ", ".join(names)
+    return f"{', '.join(names[: _MOST_NAMES - 1])} ... {names[-1]}"
 
 
 def _costs(program: Program) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import jax
 
 from replicax.collectives import CommunicationOptions, ReduceOp
 
@@ -36,3 +39,14 @@ class Collective:
         if self.joined_for is not None:
             return self.joined_for.name
         return self.op.name if self.kind in {"all_reduce", "reduce_scatter"} else None
+
+    def leaf_names(self, values: Sequence[Any]) -> tuple[str, ...]:
+        """The paths of the leaves in their tree; none where the tree has other leaves.
+
+        Args:
+            values: What the tree can hold: one value for each leaf.
+        """
+        if self.structure is None or self.structure.num_leaves != len(values):
+            return ()
+        paths = jax.tree_util.tree_leaves_with_path(self.structure.unflatten(values))
+        return tuple(jax.tree_util.keystr(path) for path, _ in paths)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from jax.core import Tracer
 
 from replicax.errors import CallSite, is_user_file
@@ -133,6 +134,19 @@ def with_equations(jaxpr: Any, equations: Sequence[JaxprEqn]) -> Any:
     inner, _ = opened(jaxpr)
     replaced = inner.replace(eqns=list(equations))
     return replaced if inner is jaxpr else jaxpr.replace(jaxpr=replaced)
+
+
+def product(eqn: JaxprEqn, factor: int) -> JaxprEqn:
+    """An equation of one number, as the product of that number with another."""
+    operand: Any = eqn.invars[0]
+    number = np.asarray(factor, operand.aval.dtype)
+    jaxpr, _ = opened(jax.make_jaxpr(lambda x: jax.lax.mul(x, number))(operand.aval))
+    [template] = jaxpr.eqns
+    operands = [operand, template.invars[1]]
+    made: JaxprEqn = template.replace(
+        invars=operands, outvars=eqn.outvars, source_info=eqn.source_info
+    )
+    return made
 
 
 def registered_primitives() -> Iterator[str]:

@@ -25,6 +25,7 @@ from replicax.step._arguments import (
 from replicax.step._body import Body, Outcome, traced
 from replicax.step._bound_objects import check_objects, is_object
 from replicax.step._callbacks import with_caught_callbacks
+from replicax.step._constant_sums import without_constant_sums
 from replicax.step._padding import Padding, check_alignment, padding_of
 from replicax.step._proof import Proof, Source, prove
 from replicax.step._results import combined_outputs
@@ -85,7 +86,10 @@ def run_compiled(
     local = [operand.local_aval for operand in operands]
     local += [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in on_read]
     rows_aval = None if padding is None else jax.ShapeDtypeStruct((), jnp.int32)
-    program = traced(body, local, rows_aval, strategy)
+    axis = (AXIS, strategy.num_replicas_in_sync)
+    program = sent = traced(body, local, rows_aval, strategy)
+    if padding is None:  # Else the number of rows may be among the constants.
+        sent = without_constant_sums(program, *axis)
     outcome = body.outcome
     operands += [_copy(v, variables, is_used=v in outcome.used_copies) for v in on_read]
     aligned: tuple[bool | None, ...] = ()
@@ -93,7 +97,7 @@ def run_compiled(
     if padding is not None:
         aligned, wider = padding.row_aligned(body, local, rows_aval, program, strategy)
 
-    proof = _proved(strategy, program, operands, padding)
+    proof = _proved(strategy, sent, operands, padding)
     causes = list(proof.outputs)
     count = len(outcome.paths)
     # A sync-on-read variable has one value a replica, whether they differ or not.
@@ -121,8 +125,7 @@ def run_compiled(
     if padding is not None:
         inputs.append(padding.rows)
         specs.append(PartitionSpec(AXIS))
-    axis = (AXIS, strategy.num_replicas_in_sync)
-    emitted = with_caught_callbacks(program, trace.callbacks, axis)
+    emitted = with_caught_callbacks(sent, trace.callbacks, axis)
     outputs = _emit(strategy, emitted, inputs, specs, causes)
     trace.entries.extend(outcome.entries)
     trace.runs.append(
@@ -133,7 +136,7 @@ def run_compiled(
             requested=outcome.entries,
             collectives=proof.collectives,
             is_padded=padding is not None,
-            jaxpr=program.jaxpr,
+            jaxpr=sent.jaxpr,
         )
     )
     for (variable, site), value in zip(outcome.written.items(), outputs[count:], strict=True):

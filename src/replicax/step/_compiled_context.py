@@ -98,10 +98,15 @@ class CompiledReplicaContext(ReplicaContext):
 
     def _communicate(self, collective: Collective, leaves: Sequence[Any]) -> list[Any]:
         where: dict[str, Any] = {"axis_name": AXIS, "num_replicas": self.num_replicas_in_sync}
+        packs: mapped.Packs = ()
         match collective.kind:
             case "all_reduce":
-                results = mapped.all_reduce(
-                    collective.op, leaves, options=collective.options, **where
+                results, packs = mapped.all_reduce_in_packs(
+                    collective.op,
+                    leaves,
+                    options=collective.options,
+                    transport=self.strategy.replica_mesh.transport,
+                    **where,
                 )
             case "all_gather":
                 results = [mapped.all_gather(x, collective.axis, **where) for x in leaves]
@@ -112,10 +117,17 @@ class CompiledReplicaContext(ReplicaContext):
                 ]
             case _:
                 results = [mapped.broadcast(x, collective.source, **where) for x in leaves]
-        self._record(collective, [jnp.asarray(leaf) for leaf in leaves])
+        names = collective.leaf_names(results) if packs else ()
+        self._record(collective, [jnp.asarray(leaf) for leaf in leaves], names, packs)
         return results
 
-    def _record(self, collective: Collective, arrays: Sequence[jax.Array]) -> None:
+    def _record(
+        self,
+        collective: Collective,
+        arrays: Sequence[jax.Array],
+        names: tuple[str, ...],
+        packs: mapped.Packs,
+    ) -> None:
         keys = self.strategy.collective_keys
         group = self.strategy.group_key
         self._entries.append(
@@ -127,6 +139,8 @@ class CompiledReplicaContext(ReplicaContext):
                 dtypes=tuple(str(array.dtype) for array in arrays),
                 shapes=tuple(array.shape for array in arrays),
                 call_site=errors.call_site(),
+                names=names,
+                packs=packs,
             )
         )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
+from replicax.collectives import Transport
 from replicax.values._distributed import PerReplica
 from replicax.values._mesh import AXIS, ReplicaMesh
 
@@ -23,11 +24,13 @@ class ImaginedMesh(ReplicaMesh):
 
     Args:
         num_replicas: How many.
+        transport: What would carry their collectives.
     """
 
-    def __init__(self, num_replicas: int) -> None:
+    def __init__(self, num_replicas: int, transport: Transport) -> None:
         super().__init__(())
         self._num_replicas = num_replicas
+        self.transport = transport  # It cannot be found out: there are no devices.
 
     @property
     def num_replicas(self) -> int:
@@ -62,7 +65,7 @@ _HERE = _Here()
 def imagined(strategy: StrategyLike, num_replicas: int) -> Iterator[ImaginedMesh]:
     """While inside, and in this thread, `strategy` has that many replicas, on no devices."""
     before = _HERE.strategy, _HERE.mesh
-    mesh = ImaginedMesh(num_replicas)
+    mesh = ImaginedMesh(num_replicas, strategy.replica_mesh.transport)
     _HERE.strategy, _HERE.mesh = strategy, mesh
     try:
         yield mesh

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax.cluster import guard
-from replicax.collectives import TURNS
+from replicax.collectives import TURNS, Transport
 
 AXIS = "replica"
 """Name of the mesh axis, one position a replica."""
@@ -58,6 +58,11 @@ class ReplicaMesh:
     def is_cpu_simulation(self) -> bool:
         """Whether several replicas compute on CPUs, where programs must take turns."""
         return self.num_replicas > 1 and self.devices[0].platform == "cpu"
+
+    @functools.cached_property
+    def transport(self) -> Transport:
+        """What carries the collectives of compiled programs."""
+        return Transport.between(self.devices)
 
     # -- this process among several ------------------------------------------
 

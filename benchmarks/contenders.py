@@ -1,0 +1,228 @@
+"""The ways to train a workload on the replicas of a strategy: with replicax, and by hand in jax.
+
+By hand means `jit` over `shard_map` (or over arrays with shardings) with the state donated, on
+the same devices, with the batch placed once. What differs is how gradients are combined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+from measuring import Step
+from workloads import Workload
+
+import replicax as rx
+
+AXIS = "replica"
+BUCKET_BYTES = 4 * 1024 * 1024
+SPLIT, WHOLE = PartitionSpec(AXIS), PartitionSpec()
+
+
+# -- with replicax --------------------------------------------------------------------------------
+
+
+def functional(strategy: rx.Strategy, workload: Workload) -> Step:
+    """State in, state out."""
+    run, state, batch = functional_step(strategy, workload)
+
+    def next_step() -> jax.Array:
+        nonlocal state
+        state, loss = run(state, batch)
+        return loss
+
+    return next_step
+
+
+def functional_step(strategy: rx.Strategy, workload: Workload) -> tuple[Any, Any, Any]:
+    """An `rx.function` of `state, loss = step(state, batch)`, with its first arguments."""
+
+    def replica_step(state: Any, batch: Any) -> Any:
+        parameters, statistics = state
+        new, updated, loss = _gradient_step(workload, parameters, statistics, batch)
+        return (new, updated), loss
+
+    @rx.function(donate="state")
+    def run(state: Any, batch: Any) -> Any:
+        return strategy.run(replica_step, args=(state, batch))
+
+    return run, placed(strategy, workload.state(), WHOLE), _distributed(strategy, workload)
+
+
+def variables(strategy: rx.Strategy, workload: Workload) -> Step:
+    """The state in variables, which a step writes in place."""
+    leaves, structure = jax.tree.flatten(workload.state())
+    with strategy.scope():
+        cells = [rx.Variable(leaf, name=f"leaf{i:03d}") for i, leaf in enumerate(leaves)]
+
+    def replica_step(batch: Any) -> Any:
+        state = structure.unflatten([cell.value for cell in cells])
+        new, updated, loss = _gradient_step(workload, *state, batch)
+        for cell, value in zip(cells, jax.tree.leaves((new, updated)), strict=True):
+            cell.assign(value)
+        return loss
+
+    @rx.function
+    def run(batch: Any) -> Any:
+        return strategy.run(replica_step, args=(batch,))
+
+    batch = _distributed(strategy, workload)
+    return lambda: run(batch)
+
+
+def _gradient_step(workload: Workload, parameters: Any, statistics: Any, batch: Any) -> Any:
+    ctx = rx.get_replica_context()
+
+    def loss_of(parameters: Any) -> Any:
+        rows, updated = workload.row_losses(parameters, statistics, batch)
+        return ctx.global_mean(rows), updated
+
+    (loss, updated), gradients = jax.value_and_grad(loss_of, has_aux=True)(parameters)
+    gradients, updated = ctx.all_reduce("mean", (gradients, updated))
+    return workload.updated(parameters, gradients), updated, loss
+
+
+def _distributed(strategy: rx.Strategy, workload: Workload) -> Any:
+    return next(iter(strategy.distribute_dataset([workload.batch()])))
+
+
+# -- by hand --------------------------------------------------------------------------------------
+
+Mean = Callable[[list[jax.Array], int], list[jax.Array]]
+"""From the leaves of a replica, and the number of replicas, to their means."""
+
+
+def each_alone(leaves: list[jax.Array], count: int) -> list[jax.Array]:
+    """One all-reduce a leaf."""
+    return [lax.psum(leaf, AXIS) / count for leaf in leaves]
+
+
+def all_joined(leaves: list[jax.Array], count: int) -> list[jax.Array]:
+    """One buffer for all leaves, behind a barrier, which makes it faster."""
+    members: list[jax.Array] = lax.optimization_barrier(leaves)
+    total = lax.psum(jnp.concatenate([leaf.ravel() for leaf in members]), AXIS) / count
+    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+    parts = jnp.split(total, ends)
+    return [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+
+
+def in_buckets(leaves: list[jax.Array], count: int) -> list[jax.Array]:
+    """Buckets of 4 MB in the order of the leaves; what is larger fills one alone."""
+    buckets: list[list[int]] = []
+    filled = BUCKET_BYTES
+    for number, leaf in enumerate(leaves):
+        if filled + leaf.nbytes > BUCKET_BYTES:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(number)
+        filled += leaf.nbytes
+    means: list[jax.Array] = list(leaves)
+    for bucket in buckets:
+        joined = all_joined([leaves[i] for i in bucket], count)
+        for number, mean in zip(bucket, joined, strict=True):
+            means[number] = mean
+    return means
+
+
+def by_hand(mean: Mean) -> Callable[[rx.Strategy, Workload], Step]:
+    """A contender that combines gradients, statistics and loss by `mean`."""
+
+    def made(strategy: rx.Strategy, workload: Workload) -> Step:
+        count = strategy.num_replicas_in_sync
+
+        def replica_step(state: Any, batch: Any) -> Any:
+            parameters, statistics = state
+
+            def loss_of(parameters: Any) -> Any:
+                rows, updated = workload.row_losses(parameters, statistics, batch)
+                return rows.mean(), updated
+
+            (loss, updated), gradients = jax.value_and_grad(loss_of, has_aux=True)(parameters)
+            leaves, structure = jax.tree.flatten((loss, gradients, updated))
+            loss, gradients, updated = structure.unflatten(mean(leaves, count))
+            return (workload.updated(parameters, gradients), updated), loss
+
+        mapped = jax.shard_map(
+            replica_step,
+            mesh=strategy.replica_mesh.mesh,
+            in_specs=(WHOLE, SPLIT),
+            out_specs=(WHOLE, WHOLE),
+            check_vma=False,
+        )
+        run = jax.jit(mapped, donate_argnums=0)
+        return _kept(run, strategy, workload)
+
+    return made
+
+
+def automatic(strategy: rx.Strategy, workload: Workload) -> Step:
+    """Arrays with shardings; XLA finds the collectives. The rows stand in a group a replica."""
+    count, mesh = strategy.num_replicas_in_sync, strategy.replica_mesh.mesh
+
+    def grouped(leaf: jax.Array) -> jax.Array:
+        groups = leaf.reshape(count, -1, *leaf.shape[1:])
+        return lax.with_sharding_constraint(groups, NamedSharding(mesh, SPLIT))
+
+    def step(state: Any, batch: Any) -> Any:
+        parameters, statistics = state
+        groups = jax.tree.map(grouped, batch)
+
+        def loss_of(parameters: Any) -> Any:
+            rows, updated = jax.vmap(lambda g: workload.row_losses(parameters, statistics, g))(
+                groups
+            )
+            return rows.mean(), jax.tree.map(lambda x: x.mean(0), updated)
+
+        (loss, updated), gradients = jax.value_and_grad(loss_of, has_aux=True)(parameters)
+        return (workload.updated(parameters, gradients), updated), loss
+
+    whole = NamedSharding(mesh, WHOLE)
+    run = jax.jit(step, donate_argnums=0, out_shardings=(whole, whole))
+    return _kept(run, strategy, workload)
+
+
+def _kept(run: Callable[..., Any], strategy: rx.Strategy, workload: Workload) -> Step:
+    state = placed(strategy, workload.state(), WHOLE)
+    batch = placed(strategy, workload.batch(), SPLIT)
+
+    def next_step() -> jax.Array:
+        nonlocal state
+        state, loss = run(state, batch)
+        return loss
+
+    return next_step
+
+
+def placed(strategy: rx.Strategy, tree: Any, spec: PartitionSpec) -> Any:
+    """Arrays on the devices of the replicas, of all processes."""
+    sharding = NamedSharding(strategy.replica_mesh.mesh, spec)
+
+    def one(leaf: np.ndarray) -> jax.Array:
+        return jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__)
+
+    return jax.tree.map(one, tree)
+
+
+OURS: dict[str, Callable[[rx.Strategy, Workload], Step]] = {
+    "functional": functional,
+    "variables": variables,
+}
+BY_HAND: dict[str, Callable[[rx.Strategy, Workload], Step]] = {
+    "by hand, an all-reduce a leaf": by_hand(each_alone),
+    "by hand, one buffer": by_hand(all_joined),
+    "by hand, buckets of 4 MB": by_hand(in_buckets),
+    "by hand, automatic sharding": automatic,
+}
+
+
+def made(
+    strategy: rx.Strategy, workload: Workload, names: Sequence[str] | None = None
+) -> dict[str, Step]:
+    """All contenders, or those named, with a state and a batch of their own."""
+    all_of_them = {**OURS, **BY_HAND}
+    return {name: all_of_them[name](strategy, workload) for name in names or all_of_them}
