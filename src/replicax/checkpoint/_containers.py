@@ -77,8 +77,10 @@ def children(value: object) -> list[Child]:
         ContextError: An object of a model library whose parts are no variables.
     """
     of_library = _of_library(value)
-    if of_library is not None:
-        return of_library
+    return _parts_of(value) if of_library is None else of_library
+
+
+def _parts_of(value: object) -> list[Child]:
     if isinstance(value, dict):
         items = [Child(f"[{key!r}]", key, child) for key, child in value.items()]
         return sorted(items, key=lambda child: child.suffix)
