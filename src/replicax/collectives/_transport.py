@@ -63,6 +63,6 @@ LIMITS = MappingProxyType(
 A step with its weights in one pack, beside the same with each weight alone, took in memory 0.79 of
 the time with weights of 4 KiB, 0.68 with 16 KiB and with 64 KiB, but 1.06 with 128 KiB and 1.08
 with 256 KiB; over Gloo 0.19 with 16 KiB, 0.38 with 256 KiB, 0.90 with 1 MiB and 0.76 with 2 MiB (on
-a busy machine of two cores; larger ones were not measured). Accelerators are not measured: XLA joins
-small collectives there itself, and few bytes are safe.
+a busy machine of two cores; larger ones were not measured). Accelerators are not measured: XLA
+joins small collectives there itself, and few bytes are safe.
 """
