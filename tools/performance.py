@@ -84,6 +84,8 @@ values in `benchmarks/golden.json`. `python benchmarks/golden.py --update` write
 - Other libraries (TensorFlow's strategies, PyTorch's DistributedDataParallel, Keras'
   DataParallel) are not part of this benchmark yet, nor are the Keras and NNX loops.
 - Gradients of embeddings are dense here; those of sparse rows are not measured.
+- Between processes the loss of `ctx.global_mean` is a message of its own, beside the packs of the
+  gradients. One buffer by hand has it inside, and is ahead by that on many small layers.
 - The state is not kept in packs between steps.
 - Accelerators are not measured.
 """
