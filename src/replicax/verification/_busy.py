@@ -61,9 +61,7 @@ def _spans(
 
 
 def _ordinal(device: jax.Device) -> int:
-    local: Any = getattr(device, "local_hardware_id", None)
-    if isinstance(local, int) and local >= 0:
-        return int(local)
+    """The number that the profiler of this process gives a device."""
     number: int = jax.local_devices(backend=device.platform).index(device)
     return number
 

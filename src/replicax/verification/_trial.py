@@ -89,6 +89,8 @@ class Trial:
 
     def _run(self, start: Moment) -> None:
         """Steps one after the other: for each, the state before it and what it did."""
+        if self._call.trains_itself:  # The first call builds more than a step.
+            self._call.run(start, self._first[0])
         self._step(start, self._first[0])
         with self._profiler.recording():
             for batch in self._first[1:]:
