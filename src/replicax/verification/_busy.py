@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 

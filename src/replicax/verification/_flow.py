@@ -203,8 +203,10 @@ class _Reading:
         found = None if rule is None else rule(eqn, values)
         if found is None:
             found = self._called(eqn, values)
+        if found is None:
+            found = [self._combined(eqn, values)] * len(eqn.outvars)
         self._site = outer
-        return [self._combined(eqn, values)] * len(eqn.outvars) if found is None else found
+        return found
 
     def _rule(self, name: str, values: Sequence[Value]) -> Any:
         """What is known of a primitive."""
