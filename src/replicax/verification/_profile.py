@@ -9,9 +9,10 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
+
+from ._xplane import Event, events
 
 STEP = "rx.verify step"
 """The annotation around each step."""
@@ -21,7 +22,7 @@ _COMMUNICATION = re.compile(
     r"^(?:psum|pmax|pmin|pmean|ppermute|all[-_]|reduce[-_]scatter|collective|ragged-all|nccl)"
 )
 _MOST_SPANS = 4000
-_NS = 1e-9
+_MOST_BYTES = 2**26
 
 Interval = tuple[float, float]
 
@@ -85,21 +86,18 @@ class Profiler:
         files = sorted(folder.rglob("*.xplane.pb"))
         if not files:
             return Profile({}, (), "the profiler wrote nothing")
-        data = jax.profiler.ProfileData.from_file(str(files[0]))
+        if files[0].stat().st_size > _MOST_BYTES:
+            return Profile({}, (), "the profile is too large to be read here")
         steps: list[Interval] = []
         found: dict[int, list[tuple[str, Interval]]] = defaultdict(list)
-        for plane in data.planes:
-            device = _DEVICE.match(plane.name)
-            for line in plane.lines:
-                for event in line.events:
-                    start = event.start_ns * _NS
-                    interval = (start, start + event.duration_ns * _NS)
-                    if event.name == STEP:
-                        steps.append(interval)
-                        continue
-                    name, ordinal = _operation(event, device)
-                    if name is not None and ordinal is not None:
-                        found[ordinal].append((name, interval))
+        for event in events(files[0].read_bytes()):
+            interval = (event.start, event.start + event.seconds)
+            if event.name == STEP:
+                steps.append(interval)
+                continue
+            name, ordinal = _operation(event)
+            if name is not None and ordinal is not None:
+                found[ordinal].append((name, interval))
         steps.sort()
         return Profile(self._devices(found, steps), _since(steps, steps))
 
@@ -126,14 +124,13 @@ def _start(folder: str) -> None:
     jax.profiler.start_trace(folder, profiler_options=options)
 
 
-def _operation(event: Any, device: re.Match[str] | None) -> tuple[str | None, int | None]:
+def _operation(event: Event) -> tuple[str | None, int | None]:
     """The operation of a compiled program that an event is, and its device."""
-    name, ordinal = None, int(device[1]) if device is not None else None
-    for key, value in event.stats:
-        if key == "hlo_op":
-            name = str(value)
-        elif key == "device_ordinal":
-            ordinal = int(value)
+    name = event.stats.get("hlo_op")
+    ordinal = event.stats.get("device_ordinal")
+    device = _DEVICE.match(event.plane)
+    if ordinal is None and device is not None:
+        ordinal = int(device[1])
     return name, ordinal
 
 
