@@ -317,3 +317,19 @@ def test_variables_stay_after_a_step_that_fails(strategy, w):
     with pytest.raises(KeyError):
         rx.verify(strategy, step, None, batches(strategy))
     assert w._value is held
+
+
+@pytest.mark.parametrize(("op", "status"), [("sum", "passed"), ("mean", "warning")])
+def test_a_number_of_replicas_from_outside_is_one_on_one_device(strategy, w, op, status):
+    num_replicas = strategy.num_replicas_in_sync
+
+    def replica_step(x):
+        ctx = rx.get_replica_context()
+        w.assign_sub(0.01 * ctx.all_reduce(op, (w.value * x).mean() / num_replicas))
+
+    step = rx.function(lambda x: strategy.run(replica_step, args=(x,)))
+    report = rx.verify(strategy, step, None, batches(strategy, ROWS[:8]))
+
+    [parity] = found(report, "parity")
+    assert parity.status.value == status
+    assert "`num_replicas`" in parity.why

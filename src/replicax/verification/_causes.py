@@ -13,7 +13,7 @@ from ._compared import Entry
 from ._state import Array
 
 if TYPE_CHECKING:
-    from ._parity import Hosted, OneDevice, Taken
+    from ._one_device import Hosted, OneDevice, Taken
     from ._program import Program
 
 _MOST_REPLICAS = 16

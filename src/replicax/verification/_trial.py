@@ -16,7 +16,8 @@ from ._batches import Batches, Rows
 from ._busy import busy, times_of
 from ._calls import Call, Moment, Outcome
 from ._facts import Facts
-from ._parity import OneDevice, Taken, loss_of, parity
+from ._one_device import OneDevice, Taken, loss_of
+from ._parity import parity
 from ._profile import Profiler
 from ._program import Program, collectives, facts_of, program_of, random_streams
 from ._replicas import check_replicas_equal
