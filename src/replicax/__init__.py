@@ -59,8 +59,8 @@ from replicax.values import SyncOnReadVariable as SyncOnReadVariable
 from replicax.values import Variable as Variable
 from replicax.values import VariableAggregation as VariableAggregation
 from replicax.values import VariableSynchronization as VariableSynchronization
-from replicax.verify import check_replicas_equal as check_replicas_equal
-from replicax.verify import check_replicas_work as check_replicas_work
+from replicax.verification import check_replicas_equal as check_replicas_equal
+from replicax.verification import check_replicas_work as check_replicas_work
 
 if _typing.TYPE_CHECKING:
     from replicax import checkpoint as checkpoint

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import replicax as rx
-from replicax.verify._digests import digests
+from replicax.verification._digests import digests
 
 N = 4
 DTYPES = [

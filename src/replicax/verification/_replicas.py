@@ -24,8 +24,8 @@ from replicax.values import (
 )
 from replicax.values._operators import ArrayLike
 from replicax.values._tracing import is_staged, outermost_level
-from replicax.verify._differences import difference
-from replicax.verify._digests import Digest, digests, plain_bits
+from replicax.verification._differences import difference
+from replicax.verification._digests import Digest, digests, plain_bits
 
 _MOST_ROWS = 20
 
