@@ -30,7 +30,7 @@ from replicax.step._proof import Proof, Source, prove
 from replicax.step._results import combined_outputs
 from replicax.step._row_count import check_row_count
 from replicax.step._run_facts import Crossing, RunFacts
-from replicax.step._unplaced import unplaced
+from replicax.step._unplaced import unplaced, without_places
 from replicax.step._written import check_writes, describe_source
 from replicax.values import (
     AXIS,
@@ -123,7 +123,7 @@ def run_compiled(
         specs.append(PartitionSpec(AXIS))
     axis = (AXIS, strategy.num_replicas_in_sync)
     emitted = with_caught_callbacks(program, trace.callbacks, axis)
-    outputs = _emit(strategy, emitted, inputs, specs, causes)
+    outputs = _emit(strategy, without_places(emitted, axis), inputs, specs, causes)
     trace.entries.extend(outcome.entries)
     trace.runs.append(
         RunFacts(
