@@ -23,7 +23,9 @@ def make():
 
     def replica_step(x):
         ctx = rx.get_replica_context()
-        loss, gradient = jax.value_and_grad(lambda w: ctx.global_mean((w * x - 2 * x) ** 2))(weights)
+        loss, gradient = jax.value_and_grad(lambda w: ctx.global_mean((w * x - 2 * x) ** 2))(
+            weights
+        )
         w.assign_sub(0.01 * ctx.all_reduce("mean", gradient))
         return loss
 

@@ -20,7 +20,9 @@ def make():
         w = rx.Variable(1.0, name="w")
 
     def replica_step(x):
-        _, gradients = rx.value_and_grad(lambda: jnp.mean((w.value * x - 2 * x) ** 2), [w])()  # fault
+        _, gradients = rx.value_and_grad(
+            lambda: jnp.mean((w.value * x - 2 * x) ** 2), [w]
+        )()  # fault
         w.assign_sub(0.01 * rx.get_replica_context().all_reduce("mean", gradients)[0])
 
     @rx.function

@@ -22,7 +22,9 @@ def make():
         ctx = rx.get_replica_context()
         noise = np.random.default_rng(7).normal(size=2).astype(np.float32)  # fault
         x = x + noise
-        loss, gradients = rx.value_and_grad(lambda: ctx.global_mean((w.value * x - 2 * x) ** 2), [w])()
+        loss, gradients = rx.value_and_grad(
+            lambda: ctx.global_mean((w.value * x - 2 * x) ** 2), [w]
+        )()
         w.assign_sub(0.01 * ctx.all_reduce("mean", gradients)[0])
         return loss
 

@@ -7,7 +7,11 @@ import numpy as np
 import replicax as rx
 
 SEEN = "E10", "tensorflow/tensorflow#61314"
-NAMED_BY = rx.errors.MixedStrategiesError, "Variable `w` of MirroredStrategy", "in a replica of MirroredStrategy"
+NAMED_BY = (
+    rx.errors.MixedStrategiesError,
+    "Variable `w` of MirroredStrategy",
+    "in a replica of MirroredStrategy",
+)
 
 
 def make():

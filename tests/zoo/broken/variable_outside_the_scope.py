@@ -21,7 +21,9 @@ def make():
 
     def replica_step(x):
         ctx = rx.get_replica_context()
-        _, (gradient,) = rx.value_and_grad(lambda: ctx.global_mean((w.value * x - 2 * x) ** 2), [w])()
+        _, (gradient,) = rx.value_and_grad(
+            lambda: ctx.global_mean((w.value * x - 2 * x) ** 2), [w]
+        )()
         momentum.assign(0.9 * momentum.value + ctx.all_reduce("mean", gradient))
         w.assign_sub(0.01 * momentum.value)
 

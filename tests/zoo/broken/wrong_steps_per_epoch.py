@@ -20,7 +20,9 @@ def make():
 
     def replica_step(x):
         ctx = rx.get_replica_context()
-        loss, gradients = rx.value_and_grad(lambda: ctx.global_mean((w.value * x - 2 * x) ** 2), [w])()
+        loss, gradients = rx.value_and_grad(
+            lambda: ctx.global_mean((w.value * x - 2 * x) ** 2), [w]
+        )()
         w.assign_sub(0.001 * ctx.all_reduce("mean", gradients)[0])
         return loss
 

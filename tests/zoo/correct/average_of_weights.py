@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import optax
 
@@ -17,7 +18,9 @@ def make():
 
     def replica_step(x):
         ctx = rx.get_replica_context()
-        loss, gradients = rx.value_and_grad(lambda: ctx.global_mean((w.value * x - 2 * x) ** 2), [w])()
+        loss, gradients = rx.value_and_grad(
+            lambda: ctx.global_mean((w.value * x - 2 * x) ** 2), [w]
+        )()
         rx.apply_gradients(optimizer, ctx.all_reduce("mean", gradients))
         average.assign(0.9 * average.value + 0.1 * w.value)
         return loss
@@ -27,4 +30,9 @@ def make():
         return strategy.run(replica_step, args=(x,))
 
     x = np.arange(1, 5, dtype=np.float32)
-    return strategy, step, [w, average, *optimizer.slots], strategy.distribute_dataset([x, x])
+    return (
+        strategy,
+        step,
+        [w, average, *jax.tree.leaves(optimizer.state)],
+        strategy.distribute_dataset([x, x]),
+    )

@@ -38,4 +38,5 @@ def make():
         strategy.run(replica_step, args=(x,))
 
     x = np.array([1, 3, 2, 2], np.float32)
-    return strategy, step, [mean, slope], strategy.distribute_dataset([x, x])
+    slots = jax.tree.leaves((makers.state, judges.state))
+    return strategy, step, [mean, slope, *slots], strategy.distribute_dataset([x, x])
