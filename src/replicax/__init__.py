@@ -59,8 +59,10 @@ from replicax.values import SyncOnReadVariable as SyncOnReadVariable
 from replicax.values import Variable as Variable
 from replicax.values import VariableAggregation as VariableAggregation
 from replicax.values import VariableSynchronization as VariableSynchronization
+from replicax.verification import Report as Report
 from replicax.verification import check_replicas_equal as check_replicas_equal
 from replicax.verification import check_replicas_work as check_replicas_work
+from replicax.verification import verify as verify
 
 if _typing.TYPE_CHECKING:
     from replicax import checkpoint as checkpoint
@@ -110,6 +112,7 @@ __all__ = [
     "PreemptionHandler",
     "ReduceOp",
     "ReplicaContext",
+    "Report",
     "Strategy",
     "SyncOnReadVariable",
     "TerminationConfig",
@@ -141,6 +144,7 @@ __all__ = [
     "register_primitive",
     "testing",
     "value_and_grad",
+    "verify",
 ]
 
 devices.apply_environment()
