@@ -11,7 +11,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "B7", "keras-team/keras#19280"
-NAMED_BY = "one device", "2", "sum"
+NAMED_BY = "parity", "`accuracy`", "What changes is 2 times that of one device", "are summed"
 
 
 def make():

@@ -10,7 +10,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "B2", "tensorflow/tensorflow#55321"
-NAMED_BY = "one device", "`w`", "0.5", "sum", "mean"
+NAMED_BY = "parity", "`w`", "What changes is 1/2 of that of one device", "once too often"
 
 
 def make():

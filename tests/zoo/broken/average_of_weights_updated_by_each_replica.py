@@ -10,7 +10,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "E2", "tensorflow/addons#740"
-NAMED_BY = "one device", "`average`", "2", "sum"
+NAMED_BY = "parity", "`average`", "What changes is 2 times that of one device", "are summed"
 
 
 def make():

@@ -11,7 +11,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "C1", "tensorflow/tensorflow#7439"
-NAMED_BY = "one device", "`moving`"
+NAMED_BY = "parity", "`moving`", "what replica 0 would do alone", "ONLY_FIRST_REPLICA"
 
 
 def make():

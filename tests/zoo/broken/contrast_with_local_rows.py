@@ -13,7 +13,7 @@ import optax
 import replicax as rx
 
 SEEN = "C1", "google/flax#319"
-NAMED_BY = "one device", "own rows"
+NAMED_BY = "parity", "`state`", "something of a replica's rows together"
 
 
 def make():

@@ -10,7 +10,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "E5", "tensorflow/tensorflow#27120"
-NAMED_BY = "eager", "`w`"
+NAMED_BY = "runs", "Python", "traced"
 
 
 def make():

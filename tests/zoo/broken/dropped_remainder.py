@@ -26,8 +26,8 @@ def make():
         strategy.run(replica_step, args=(correct,))
 
     correct = np.array([1] * 8 + [0] * 2, np.float32)
-    options = rx.InputOptions(global_batch_size=4, remainder="drop")  # fault
-    return strategy, step, accuracy, strategy.distribute_dataset(correct, options)
+    dataset = rx.data.from_arrays(correct).batch(4, drop_remainder=True)  # fault
+    return strategy, step, accuracy, strategy.distribute_dataset(dataset)
 
 
 def figures():

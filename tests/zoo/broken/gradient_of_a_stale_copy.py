@@ -12,7 +12,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "E6", "tensorflow/tensorflow#40442"
-NAMED_BY = "state", "`w`", "constant"
+NAMED_BY = "runs", "`w`", "constant"
 
 
 def make():

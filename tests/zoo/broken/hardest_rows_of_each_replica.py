@@ -12,7 +12,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "B10", "keras-team/keras#19290"
-NAMED_BY = "one device", "['w']", "top_k"
+NAMED_BY = "parity", "`state['w']`", "something of a replica's rows together"
 
 
 def make():

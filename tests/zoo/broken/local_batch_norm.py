@@ -11,7 +11,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "C5", "tensorflow/tensorflow#60438"
-NAMED_BY = "one device", "`scale`", "statistics"
+NAMED_BY = "parity", "`scale`", "BatchNorm with the statistics of a replica's own batch"
 
 
 def make():

@@ -12,7 +12,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "B1", "tensorflow/tensorflow#33651"
-NAMED_BY = "one device", "2", "sum", "mean"
+NAMED_BY = "parity", "`state`", "What changes is 2 times that of one device", "are summed"
 
 
 def make():

@@ -12,7 +12,11 @@ import numpy as np
 import replicax as rx
 
 SEEN = "C6", "tensorflow/tensorflow#58433"
-NAMED_BY = "random", "same", "ctx.rng()"
+NAMED_BY = (
+    "random",
+    "draw the same random numbers for different rows",
+    "same_dropout_mask_on_all_replicas.py",
+)
 
 
 def make():

@@ -20,7 +20,7 @@ def make():
 
     def replica_step(x):
         ctx = rx.get_replica_context()
-        noise = np.random.default_rng(7).normal(size=2).astype(np.float32)  # fault
+        noise = np.random.default_rng(7).normal(size=x.shape).astype(np.float32)  # fault
         x = x + noise
         loss, gradients = rx.value_and_grad(
             lambda: ctx.global_mean((w.value * x - 2 * x) ** 2), [w]

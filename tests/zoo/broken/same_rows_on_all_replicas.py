@@ -10,7 +10,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "D7", "huggingface/datasets#5360"
-NAMED_BY = "rows", "row", "replica 0", "replica 1"
+NAMED_BY = "rows", "Replicas hold the same rows", "input_pipeline_id"
 
 
 def make():

@@ -10,7 +10,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "B2", "keras-team/keras#16285"
-NAMED_BY = "one device", "`w`", "2", "sum", "mean"
+NAMED_BY = "parity", "`w`", "What changes is 2 times that of one device", "are summed"
 
 
 def make():

@@ -10,7 +10,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "L4", "keras-team/keras#20035"
-NAMED_BY = "rows", "replica 1", "no row"
+NAMED_BY = "rows", "Replica(s) 1 hold no rows"
 
 
 def make():
