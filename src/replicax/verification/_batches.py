@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,16 +44,15 @@ def taken(strategy: Strategy, dataset: Any, count: int) -> Batches:
 
     Args:
         strategy: The strategy.
-        dataset: A distributed dataset, an iterator of one, a list of batches that are per-replica
-            values, or what `strategy.distribute_dataset` takes.
+        dataset: A distributed dataset, an iterator of one, a list of batches as the step gets
+            them, or what else `strategy.distribute_dataset` takes.
         count: How many.
     """
     if isinstance(dataset, DistributedIterator):
         return _of_iterator(dataset, count)
     if not isinstance(dataset, DistributedDataset):
-        if _is_distributed(dataset):
-            first = tuple(itertools.islice(dataset, count))
-            return Batches(first, None, (), None, None)
+        if isinstance(dataset, list):  # As a loop over it would take them.
+            return Batches(tuple(dataset[:count]), None, (), None, None)
         dataset = strategy.distribute_dataset(dataset)
     if dataset._feed.is_once:
         raise FailedPreconditionError(
@@ -113,15 +111,6 @@ def _is_uneven(last: Any, first: Any) -> bool:
     """Whether the program or the shares of a batch are other ones."""
     shapes = [[(x.shape, x.dtype) for x in jax.tree.leaves(batch)] for batch in (last, first)]
     return shapes[0] != shapes[1]
-
-
-def _is_distributed(dataset: Any) -> bool:
-    if not isinstance(dataset, (list, tuple)) or not dataset:
-        return False
-    return any(
-        isinstance(leaf, PerReplica)
-        for leaf in jax.tree.leaves(dataset[0], is_leaf=lambda x: isinstance(x, PerReplica))
-    )
 
 
 # -- the same rows for others ----------------------------------------------------------------------

@@ -14,6 +14,7 @@ from ._state import Array
 
 if TYPE_CHECKING:
     from ._parity import Hosted, OneDevice, Taken
+    from ._program import Program
 
 _MOST_REPLICAS = 16
 _FACTOR_SLACK = 0.25
@@ -37,6 +38,7 @@ def cause_of(
     differing: Sequence[Entry],
     taken: Taken,
     one: OneDevice,
+    program: Program,
 ) -> Cause | None:
     """The cause, found by what else would give the same numbers; None if none is known."""
     entries = [x for x in differing if not x.is_exact and x.scale]
@@ -49,7 +51,8 @@ def cause_of(
         return found
     if replicas > _MOST_REPLICAS:
         return None
-    return _by_replicas_alone(before, entries, counts, one.alone(taken))
+    found = _by_replicas_alone(before, entries, counts, one.alone(taken))
+    return found or _counted_once_a_replica(differing, taken, one, program)
 
 
 # -- a factor --------------------------------------------------------------------------------------
@@ -153,6 +156,33 @@ def _change(name: str, hosted: Hosted, before: Mapping[str, Array]) -> Array | N
     return after.astype(np.float64) - (0 if start is None else start.astype(np.float64))
 
 
+def _counted_once_a_replica(
+    differing: Sequence[Entry], taken: Taken, one: OneDevice, program: Program
+) -> Cause | None:
+    """Whether the difference to one device is the same for other rows: it comes from none."""
+    if program.flow is None:
+        return None
+    sites = [x.common for x in program.flow.meetings if x.common is not None]
+    if not sites or taken.other is None:
+        return None
+    again = {each.name: each for each in one.compare(taken.other, 4).state}
+    for each in differing:
+        other = again.get(each.name)
+        if each.is_exact or other is None:
+            continue
+        gap = (each.replicas - each.one) - (other.replicas - other.one)
+        if np.max(np.abs(gap), initial=0.0) > 0.01 * each.apart:
+            return None
+    return Cause(
+        "The difference to one device is the same for other rows: a part of the loss (or of the "
+        "gradient) that is equal on all replicas, such as a regularizer of the weights, is counted "
+        f"once a replica. Such a part is added at {sites[0]}.",
+        "Divide that part by the number of replicas where losses are summed "
+        "(`ctx.num_replicas_in_sync`), or add its gradient after the all-reduce; or use "
+        "`ctx.global_mean` and MEAN.",
+    )
+
+
 def _half_weighted(counts: Sequence[int]) -> Cause:
     return Cause(
         f"The replicas hold {', '.join(map(str, counts))} rows, and each counts as much as the "
@@ -167,25 +197,29 @@ def _nonlinear(entries: Sequence[Entry]) -> Cause:
     if results:
         return Cause(
             "The step gives the mean of what each replica would give alone, its loss "
-            f"(`{results[0]}`) too: the forward pass computes something of a replica's rows "
-            "together. Most often that is BatchNorm with the statistics of a replica's own batch.",
-            "Combine the statistics: `ctx.all_reduce('mean', ...)` of mean and mean of squares; "
-            "Flax NNX: `nnx.BatchNorm(..., axis_name='replica')`; Keras: `fit`, or "
-            "`BatchNormalization(synchronized=True)`. Or use LayerNorm or GroupNorm.",
+            f"(`{results[0]}`) too: the forward pass computes something of a replica's own rows "
+            "together. That may be BatchNorm with the statistics of its own batch, a ratio of "
+            "sums that it divides by itself (a mean over tokens), a top-k, or a product of rows "
+            "with rows (contrast).",
+            "Combine before what is not linear: gather the rows (`ctx.all_gather`), or sum "
+            "numerator and denominator (`ctx.global_sum`). Statistics of a batch: "
+            "`ctx.all_reduce('mean', ...)` of the mean and of the mean of squares; Flax NNX: "
+            "`nnx.BatchNorm(..., axis_name='replica')`; Keras: `fit`, or "
+            "`BatchNormalization(synchronized=True)`.",
         )
     return Cause(
         "The step gives the mean of what each replica would do alone, and that is no mean over "
         "rows: something is done to a replica's own gradient before it is combined. Most often "
-        "it is clipped (or normalised) before the all-reduce; or BatchNorm uses the statistics of "
-        "a replica's own batch.",
-        "First `gradients = ctx.all_reduce('mean', gradients)`, then clip: "
-        "`rx.clip_by_global_norm(gradients, ...)`.",
+        "it is clipped, normalised or given to an optimizer before the all-reduce; or its own "
+        "rows were mixed before (BatchNorm, a ratio of sums, top-k, contrast).",
+        "First `gradients = ctx.all_reduce('mean', gradients)`, then clip "
+        "(`rx.clip_by_global_norm(gradients, ...)`) and apply them.",
     )
 
 
 def _only(number: int) -> Cause:
     return Cause(
-        f"The step does what replica {number} would do alone: the rows of the others do not count.",
-        "Combine the gradients of all replicas: `ctx.all_reduce('mean', gradients)`; a variable "
-        "with the aggregation ONLY_FIRST_REPLICA takes the value of replica 0.",
+        f"That is what replica {number} would do alone: the rows of the others do not count.",
+        "Combine what the replicas have: `ctx.all_reduce('mean', gradients)`. A variable with the "
+        "aggregation ONLY_FIRST_REPLICA takes the value of replica 0: use MEAN or SUM.",
     )

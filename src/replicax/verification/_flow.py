@@ -12,6 +12,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from replicax.errors import CallSite
 from replicax.step import _compat
 from replicax.step._proof import COLLECTIVES
@@ -57,6 +61,9 @@ class Meeting:
         bytes: Bytes that one replica puts in.
         site: Line of user code.
         is_needed: Whether an operand may differ between the replicas.
+        reads_state: Whether an operand is computed from variables or functional state.
+        common: A line where something equal on all replicas was added to an operand; None if that
+            was nowhere.
     """
 
     op: str
@@ -64,6 +71,8 @@ class Meeting:
     bytes: int
     site: CallSite | None
     is_needed: bool
+    reads_state: bool = False
+    common: CallSite | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +83,13 @@ class Draw:
         shape: Their shape on one replica.
         site: Line of user code.
         varies: Whether each replica draws its own.
+        is_constant: Whether it is a constant array of the program instead.
     """
 
     shape: tuple[int, ...]
     site: CallSite | None
     varies: bool
+    is_constant: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,12 +101,16 @@ class Value:
         meetings: Numbers of the nearest collectives that it depends on.
         draws: Numbers of the mirrored draws that it consists of, row by row.
         is_stacked: Whether it is, outside of the replicas' program, an array of what each has.
+        reads_state: Whether it is computed from variables or functional state.
+        common: Where something equal on all replicas was added to what differs.
     """
 
     varies: bool = False
     meetings: frozenset[int] = frozenset()
     draws: frozenset[int] = frozenset()
     is_stacked: bool = False
+    reads_state: bool = False
+    common: CallSite | None = None
 
 
 _NOTHING = Value()
@@ -121,12 +136,18 @@ class Flow:
     has_replicas: bool
 
 
-def flow_of(traced: Traced) -> Flow:
-    """What flows where in a traced step."""
+def flow_of(traced: Traced, num_state_leaves: int) -> Flow:
+    """What flows where in a traced step.
+
+    Args:
+        traced: The step.
+        num_state_leaves: How many of the first argument leaves are functional state.
+    """
     reading = _Reading()
     jaxpr, constants = _compat.opened(traced.jaxpr)
-    inputs = [Value(varies=False)] * len(jaxpr.invars)
-    outputs = reading.read(jaxpr, inputs, [_NOTHING] * len(constants))
+    states = len(traced.variables) + num_state_leaves
+    inputs = [Value(reads_state=i < states) for i in range(len(jaxpr.invars))]
+    outputs = reading.read(jaxpr, inputs, [reading.constant(x) for x in constants])
     return Flow(
         tuple(outputs),
         tuple(reading.meetings),
@@ -144,6 +165,13 @@ class _Reading:
         self.has_replicas = False
         self._is_inside = False
         self._site: CallSite | None = None
+
+    def constant(self, value: Any) -> Value:
+        """A constant of the program; one with different rows could be noise that was drawn."""
+        if isinstance(value, jax.core.Tracer) or not _has_different_rows(value):
+            return _NOTHING
+        self.draws.append(Draw(tuple(np.shape(value)), None, varies=False, is_constant=True))
+        return Value(draws=frozenset({len(self.draws) - 1}))
 
     def read(
         self, jaxpr: Any, inputs: Sequence[Value], constants: Sequence[Value] = ()
@@ -196,7 +224,10 @@ class _Reading:
             if any(value.varies and not value.draws for value in values):
                 self._note_overlay(eqn, values)
                 draws = frozenset()
-        return dataclasses.replace(joined, draws=draws)
+        common = joined.common
+        if self._is_inside and common is None and _adds_what_is_common(eqn, values):
+            common = self._site
+        return dataclasses.replace(joined, draws=draws, common=common)
 
     def _note_overlay(self, eqn: Any, values: Sequence[Value]) -> None:
         """Random numbers meet what varies: are they numbers of its rows?"""
@@ -227,10 +258,14 @@ class _Reading:
                 sum(math.prod(a.shape) * getattr(a.dtype, "itemsize", 0) for a in avals),
                 self._site,
                 any(value.varies for value in values),
+                any(value.reads_state for value in values),
+                _joined(values).common,
             )
         )
         varies = self._is_inside and eqn.primitive.name not in EQUALISING
-        return [Value(varies, frozenset({number}))] * len(eqn.outvars)
+        reads_state = any(value.reads_state for value in values)
+        result = Value(varies, frozenset({number}), reads_state=reads_state)
+        return [result] * len(eqn.outvars)
 
     def _mapped(self, eqn: Any, values: Sequence[Value]) -> list[Value]:
         """The replicas' own program: what the specs split over them varies inside."""
@@ -247,7 +282,7 @@ class _Reading:
         # Outside, an array of all replicas' values is one value.
         apart = _mentions(eqn.params, "out", AXIS)
         return [
-            Value(meetings=value.meetings, is_stacked=own)
+            Value(meetings=value.meetings, is_stacked=own, reads_state=value.reads_state)
             for value, own in zip(outputs, apart, strict=True)
         ]
 
@@ -272,7 +307,7 @@ class _Reading:
             outputs = self.read(jaxpr, [inputs] * len(jaxpr.invars), [_NOTHING] * len(constants))
             inputs = _joined([inputs, *outputs])
         inside = frozenset(range(first, len(self.meetings)))
-        result = Value(inputs.varies, inputs.meetings | inside, is_stacked=inputs.is_stacked)
+        result = dataclasses.replace(inputs, meetings=inputs.meetings | inside)
         return [result] * len(eqn.outvars)
 
 
@@ -283,4 +318,25 @@ def _joined(values: Iterable[Value]) -> Value:
         frozenset().union(*(value.meetings for value in values)),
         frozenset().union(*(value.draws for value in values)),
         any(value.is_stacked for value in values),
+        any(value.reads_state for value in values),
+        next((value.common for value in values if value.common is not None), None),
     )
+
+
+def _adds_what_is_common(eqn: Any, values: Sequence[Value]) -> bool:
+    """Whether an equation adds what differs between replicas and what is computed on each alike."""
+    if eqn.primitive.name not in ("add", "add_any", "sub") or len(values) != 2:  # noqa: PLR2004
+        return False
+    one, other = values
+    mirrored = other if one.varies else one
+    # Biases are added to rows; here two terms of one loss, or of one gradient, are.
+    alike = eqn.invars[0].aval.shape == eqn.invars[1].aval.shape
+    return one.varies != other.varies and mirrored.reads_state and alike
+
+
+def _has_different_rows(value: Any) -> bool:
+    shape = np.shape(value)
+    if not shape or shape[0] < 2 or not jnp.issubdtype(value.dtype, jnp.floating):  # noqa: PLR2004
+        return False
+    rows = np.asarray(value)
+    return bool((rows[1:] != rows[:1]).any())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -44,14 +44,16 @@ class Taken:
     Attributes:
         label: Which one, for messages.
         before: All state before it.
-        outcome: What it did.
+        take: What it did; runs it if that was not done.
         rows: The rows of its batch.
+        other: A step from the same state with another batch; None where there is none.
     """
 
     label: str
     before: Moment
-    outcome: Outcome
+    take: Callable[[], Outcome]
     rows: Rows
+    other: Taken | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +84,7 @@ class OneDevice:
             NotComparable: One device cannot do the same.
         """
         call, one = self._call, self._mesh
-        before, replicas = self._by_name(taken.before), self._hosted(taken.outcome)
+        before, replicas = self._by_name(taken.before), self._hosted(taken.take())
         start, batch = self._start(taken.before), taken.rows.for_one(one)
         with self._entered():
             found = self._hosted(call.run(start, batch))
@@ -219,7 +221,7 @@ def _judged(one: OneDevice, comparison: Comparison, program: Program, coarsest: 
         cause = cause_among_noise(comparison.state, len(comparison.taken.rows.counts or ()))
         differing = [x for x in comparison.state if x.scale]
     else:
-        cause = cause_of(comparison.before, differing, comparison.taken, one)
+        cause = cause_of(comparison.before, differing, comparison.taken, one, program)
     if cause is None and is_random:
         return _not_compared(comparison, program)
     worst = differing[0]

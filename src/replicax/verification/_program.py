@@ -16,7 +16,7 @@ from replicax.step._looking import Look, look
 
 from ._calls import Call
 from ._facts import CompiledCollective, SentCollective
-from ._flow import Flow, Meeting, Value, flow_of
+from ._flow import Draw, Flow, Meeting, Value, flow_of
 from ._report import Finding, Status
 
 _MOST_ROWS = 20
@@ -53,7 +53,11 @@ def program_of(call: Call, batch: Any) -> Program:
         if call.is_compiled:
             raise
         return Program(None, None, untraceable=_first_line(error))
-    return Program(flow_of(seen.traced), seen)
+    return Program(flow_of(seen.traced, _state_leaves(call)), seen)
+
+
+def _state_leaves(call: Call) -> int:
+    return len(jax.tree.leaves(call.first)) if call.is_functional else 0
 
 
 def _first_line(error: Exception) -> str:
@@ -94,8 +98,9 @@ def collectives(program: Program, call: Call, replicas: int) -> Iterator[Finding
         yield Finding(
             check,
             Status.FAILED,
-            f"`{call.name}` runs nothing on the replicas.",
-            why="It calls no `strategy.run`: one device does all the work, or all do the same.",
+            f"`{call.name}` ran on one device: `strategy.run` was never called, and the {replicas} "
+            "replicas do nothing.",
+            why="A step runs on the replicas where it calls `strategy.run`.",
             fix="Call `strategy.run(replica_step, args=(batch,))` in it.",
         )
         return
@@ -186,7 +191,7 @@ def _not_carried(
         f"{names}{more}.",
         table,
         why=why,
-        fix="Pass the batch of the distributed dataset to `strategy.run(replica_step, "
+        fix="Pass a batch of `strategy.distribute_dataset(dataset)` to `strategy.run(replica_step, "
         "args=(batch,))`, compute the gradient from it, and combine it: "
         "`ctx.all_reduce('mean', gradient)`.",
     )
@@ -259,18 +264,27 @@ def random_streams(program: Program, replicas: int) -> Iterator[Finding]:
     draws = program.flow.draws
     alike = [draws[number] for number in sorted(program.flow.laid_over_rows)]
     if alike and replicas > 1:
-        rows = [(str(list(each.shape)), str(each.site or "unknown")) for each in alike]
+        rows = [(_words(each), str(list(each.shape)), str(each.site or "")) for each in alike]
+        is_constant = all(each.is_constant for each in alike)
+        what = "lay the same constant array over" if is_constant else "draw the same numbers for"
         yield Finding(
             check,
             Status.FAILED,
-            f"The replicas draw the same random numbers for different rows, {len(alike)} time(s).",
-            Table(("shape on a replica", "line"), rows[:_MOST_ROWS]),
-            why="The key is equal on all replicas, so row i of each gets the same numbers: dropout "
-            "masks and noise repeat, and are weaker than on one device.",
-            fix="Take the key from the context: `rx.get_replica_context().rng()`, or `.rng(key)`, "
+            f"The replicas {what} different rows, {len(alike)} time(s).",
+            Table(("what", "shape on a replica", "line"), rows[:_MOST_ROWS]),
+            why="An array with an entry for each row of a replica is a constant of the program, "
+            "equal on all replicas and in all steps, such as noise that NumPy drew while the step "
+            "was traced."
+            if is_constant
+            else "The key is equal on all replicas, so row i of each gets the same numbers: "
+            "dropout masks and noise repeat, and are weaker than on one device.",
+            fix="Draw with JAX: `jax.random.normal(ctx.rng(), x.shape)`."
+            if is_constant
+            else "Take the key from the context: `rx.get_replica_context().rng()`, or `.rng(key)`, "
             "which folds the replica's number in.",
         )
         return
+    draws = tuple(each for each in draws if not each.is_constant)
     if not draws:
         yield Finding(check, Status.PASSED, "The replicas draw no random numbers.")
         return
@@ -281,6 +295,10 @@ def random_streams(program: Program, replicas: int) -> Iterator[Finding]:
         f"Of {len(draws)} draws of random numbers, {own} are each replica's own; the others are "
         "not laid over rows.",
     )
+
+
+def _words(draw: Draw) -> str:
+    return "constant" if draw.is_constant else "random numbers"
 
 
 def draws_its_own(program: Program) -> bool:

@@ -160,16 +160,26 @@ def _planned(plan: InputPlan | None, epoch: int) -> Finding | None:
             fix="Let one place share the rows out: `strategy.distribute_dataset` with the policy "
             "'auto' or 'data'.",
         )
+    cut = _cut_off(plan, len(given), steps)
     if len(missing):
         is_choice = plan.remainder == "drop"
         return Finding(
             _CHECK,
             Status.WARNING if is_choice else Status.FAILED,
-            f"{len(missing)} rows are read by no replica in {span}: {_some(missing.tolist())}.",
+            f"The replicas read {len(given)} of {len(expected)} rows in {span}; left out are "
+            f"{_some(missing.tolist())}.",
             why="`remainder='drop'` leaves out what cannot be shared evenly."
             if is_choice
             else f"The plan, of policy {plan.policy.name}, gives them to nobody.",
             fix="Use `rx.InputOptions(remainder='mask')`, which keeps every row.",
+        )
+    if cut is not None:
+        return Finding(
+            _CHECK,
+            Status.WARNING,
+            f"The replicas read {len(given)} of {cut} rows of the source in {span}.",
+            why="`take` or `skip` leaves the others out, in each epoch.",
+            fix="Leave `take` and `skip` out, if every row is meant to be read.",
         )
     return Finding(
         _CHECK,
@@ -177,6 +187,13 @@ def _planned(plan: InputPlan | None, epoch: int) -> Finding | None:
         f"Disjoint and complete: the replicas read {len(given)} rows in {span}, each as often as "
         "one device.",
     )
+
+
+def _cut_off(plan: InputPlan, given: int, steps: int) -> int | None:
+    """Rows of the source, where an epoch is cut to fewer; None where it is not."""
+    total = plan._source.source_length
+    is_whole_epoch = plan.num_steps is not None and steps == plan.num_steps
+    return total if is_whole_epoch and total is not None and given < total else None
 
 
 def _told(plan: InputPlan, epoch: int) -> _Told | None:
@@ -225,7 +242,7 @@ def _contents(rows: Sequence[Rows], replicas: int) -> Finding:
             same = len(distinct[i] & distinct[j])
             if same and same == len(distinct[i]) == len(distinct[j]):
                 pairs.append((i, j, same))
-    if replicas > 1 and all(len(x) == 1 for x in distinct if x):
+    if pairs and all(len(x) == 1 for x in distinct if x):
         return Finding(
             _CHECK,
             Status.NOT_CHECKED,

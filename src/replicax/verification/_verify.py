@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from replicax.errors import InvalidArgumentError, ReplicaDivergenceError, ReplicaxError
-from replicax.strategies import Strategy
+import jax
+
+from replicax.errors import InvalidArgumentError, ReplicaDivergenceError, ReplicaxError, Table
+from replicax.strategies import OneDeviceStrategy, Strategy
 from replicax.values import Variable, live_variables
 
 from ._batches import Batches, Rows, require_strategy, taken
@@ -19,6 +22,7 @@ from ._replicas import check_replicas_equal
 from ._report import Finding, Report, Status
 from ._rows import check_rows, coverage
 from ._state import NotComparable, names_of, put_back, take
+from ._steady import steady
 
 _STEPS = 5
 
@@ -86,12 +90,29 @@ def verify(
     mesh = strategy.replica_mesh
     rows = [Rows(batch, mesh) for batch in batches.first]
     replicas = strategy.num_replicas_in_sync
-    findings = list(check_rows(batches, rows, replicas))
+    findings = [*_devices(strategy), *check_rows(batches, rows, replicas)]
     facts = Facts(coverage=coverage(batches, rows))
     if batches.first:
         more, facts = _of_step(strategy, call, batches, rows, facts, one_device=one_device)
         findings += more
     return Report(call.name, strategy.name, replicas, tuple(findings), facts)
+
+
+def _devices(strategy: Strategy) -> Iterator[Finding]:
+    """Whether the strategy leaves devices out."""
+    used = strategy.replica_mesh.devices
+    there = jax.devices(used[0].platform)
+    if len(used) > 1 or len(there) == 1 or isinstance(strategy, OneDeviceStrategy):
+        return
+    yield Finding(
+        "devices",
+        Status.WARNING,
+        f"1 replica, {len(there)} devices: {strategy.name} uses one of them.",
+        Table(("device", "is used"), [(str(d), "yes" if d in used else "") for d in there[:16]]),
+        why="The strategy was given one device, or made one replica.",
+        fix="Leave the list of devices out: `rx.MirroredStrategy()` takes all; or say "
+        "`rx.OneDeviceStrategy()`.",
+    )
 
 
 def _of_step(
@@ -117,15 +138,19 @@ def _of_step(
         except ReplicaxError as error:
             return [*findings, _refused(call, error)], facts
         findings.append(_ran(call, len(steps)))
+        findings += steady(program, call, batches.first[0])
         findings += _mirrored(strategy, steps[-1][1].after, "after")
         findings += collectives(program, call, replicas)
         asked, compiled = facts_of(program, call, replicas)
         facts = dataclasses.replace(facts, collectives=asked, compiled=compiled)
         if one_device:
-            first = Taken("The first step", steps[0][0], steps[0][1], rows[0])
+            first = _first(call, steps, batches, rows)
             one = OneDevice(strategy, call, _names(strategy, program, steps))
-            findings += parity(one, program, [first, *last])
-            facts = _losses(one, steps, rows, facts)
+            if any(x.check == "trace" and x.status is Status.FAILED for x in findings):
+                findings.append(_pointless())
+            else:
+                findings += parity(one, program, [first, *last])
+                facts = _losses(one, steps, rows, facts)
         findings += random_streams(program, replicas)
     return findings, facts
 
@@ -149,7 +174,7 @@ def _last(
         before = steps[-1][1].after
         outcome = call.run(before, batches.last)
         rows = Rows(batches.last, strategy.replica_mesh)
-        return [Taken("The step of the uneven last batch", before, outcome, rows)]
+        return [Taken("The step of the uneven last batch", before, lambda: outcome, rows)]
     return []
 
 
@@ -160,6 +185,31 @@ def _names(
     known = list(steps[-1][1].after.variables)
     used = known if program.look is None else program.look.traced.used
     return names_of([v for v in known if v.strategy is strategy and v in used])
+
+
+def _first(
+    call: Call,
+    steps: Sequence[tuple[Moment, Outcome]],
+    batches: Batches,
+    rows: Sequence[Rows],
+) -> Taken:
+    """The first step, and how to take it with the second batch."""
+    before, outcome = steps[0]
+    other = None
+    if len(rows) > 1:
+        again = functools.partial(call.run, before, batches.first[1])
+        other = Taken("The first step with other rows", before, again, rows[1])
+    return Taken("The first step", before, lambda: outcome, rows[0], other)
+
+
+def _pointless() -> Finding:
+    return Finding(
+        "parity",
+        Status.NOT_CHECKED,
+        "The step is not compared with one device.",
+        why="Traced again for one device, it would be another step.",
+        fix="Mend what the check of the trace names.",
+    )
 
 
 def _ran(call: Call, count: int) -> Finding:
