@@ -7,14 +7,21 @@ it was seen; `figures()` gives what its fault makes of a number, and the number 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
+import pytest
 
 import replicax as rx
+
+EXTRAS = ("flax", "keras", "optax", "sklearn")
+for library in EXTRAS:  # Before any test: what Keras sets in the environment is no test's leak.
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module(library)
 
 ZOO = Path(__file__).parent
 # Broken programs may also be seen through by what is only a warning elsewhere.
@@ -50,7 +57,12 @@ def load(kind: str, name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as missing:
+        if missing.name not in EXTRAS:
+            raise
+        pytest.skip(f"{missing.name} is not installed")
     return module
 
 
@@ -66,10 +78,28 @@ def verdict(program: ModuleType) -> Verdict:
 
 
 def missing(program: ModuleType, said: Verdict) -> list[Any]:
-    """Which parts of `NAMED_BY` are not in a verdict."""
+    """Which parts of `NAMED_BY` are not in a verdict.
+
+    Where it names lines of the program, the one that is marked must be among them.
+    """
     who, *words = program.NAMED_BY
     parts = [] if _is_by(who, said) else [who]
-    return parts + [word for word in words if word not in said.text]
+    parts += [word for word in words if word not in said.text]
+    lines = fault_lines(program)
+    file = Path(str(program.__file__)).name
+    if lines and f"{file}:" in said.text and not any(_names(said, file, n) for n in lines):
+        parts.append(f"{file}:{lines}")
+    return parts
+
+
+def fault_lines(program: ModuleType) -> list[int]:
+    """The lines that end in `# fault`."""
+    text = Path(str(program.__file__)).read_text(encoding="utf-8")
+    return [n for n, line in enumerate(text.splitlines(), start=1) if "# fault" in line]
+
+
+def _names(said: Verdict, file: str, line: int) -> bool:
+    return f"{file}:{line} " in said.text or f"{file}:{line}:" in said.text
 
 
 def _is_by(who: Any, said: Verdict) -> bool:

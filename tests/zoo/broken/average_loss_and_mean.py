@@ -9,7 +9,7 @@ import numpy as np
 
 import replicax as rx
 
-SEEN = "B2", "tensorflow/tensorflow#55321"
+SEEN = "B2", "keras-team/keras#16285"
 NAMED_BY = "parity", "`w`", "What changes is 1/2 of that of one device", "once too often"
 
 

@@ -11,7 +11,11 @@ import numpy as np
 import replicax as rx
 
 SEEN = "C1", "google/flax#877"
-NAMED_BY = rx.errors.VaryingWriteError, "variable `moving`", "argument `x`"
+NAMED_BY = (
+    rx.errors.VaryingWriteError,
+    "Mirrored variable `moving` is written with a value that may differ",
+    "argument `x`",
+)
 
 
 def make():

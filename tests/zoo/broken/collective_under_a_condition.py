@@ -12,7 +12,11 @@ import numpy as np
 import replicax as rx
 
 SEEN = "E3", "keras-team/keras#20582"
-NAMED_BY = rx.errors.VaryingControlFlowError, "`psum`", "`cond`", "argument `x`"
+NAMED_BY = (
+    rx.errors.VaryingControlFlowError,
+    "collective `psum`",
+    "a branch that some replicas may not take",
+)
 
 
 def make():

@@ -12,7 +12,6 @@ import optax
 
 import replicax as rx
 
-SEEN = "C1", "google/flax#319"
 NAMED_BY = "parity", "`state`", "something of a replica's rows together"
 
 

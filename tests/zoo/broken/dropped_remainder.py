@@ -10,7 +10,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "A9", "google/flax#263"
-NAMED_BY = "rows", "8 of 10"
+NAMED_BY = "rows", "8 of 10 rows"
 
 
 def make():

@@ -11,7 +11,11 @@ import optax
 import replicax as rx
 
 SEEN = "J1", "keras-team/keras#18666"
-NAMED_BY = rx.errors.VaryingWriteError, "all_finite", "all_reduce"
+NAMED_BY = (
+    rx.errors.VaryingWriteError,
+    "`rx.precision.all_finite` was given values that may differ",
+    "Combine the gradients first",
+)
 
 
 def make():

@@ -12,8 +12,7 @@ import optax
 
 import replicax as rx
 
-SEEN = "C9", "pytorch/pytorch#36613"
-NAMED_BY = rx.errors.VaryingWriteError, "State `state`", "state[0]['w']", "all_reduce"
+NAMED_BY = rx.errors.VaryingWriteError, "state[0]['w']", "a gradient was not all-reduced"
 
 OPTIMIZER = optax.sgd(0.01)
 

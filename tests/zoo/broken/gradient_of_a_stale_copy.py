@@ -11,8 +11,7 @@ import numpy as np
 
 import replicax as rx
 
-SEEN = "E6", "tensorflow/tensorflow#40442"
-NAMED_BY = "runs", "`w`", "constant"
+NAMED_BY = "trace", "`w`", "an array that was read from the variable before"
 
 
 def make():

@@ -1,4 +1,7 @@
-"""A Keras model is built before the scope is entered, and then used under the strategy."""
+"""A Keras model is built before the scope is entered, and then used under the strategy.
+
+Its weights have one copy, on one device: elsewhere the job trains on that device alone.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import numpy as np
 
 import replicax as rx
 
-SEEN = "B1", "tensorflow/tensorflow#33651"
+SEEN = "B2", "tensorflow/tensorflow#55321"
 NAMED_BY = "parity", "`state`", "What changes is 2 times that of one device", "are summed"
 
 

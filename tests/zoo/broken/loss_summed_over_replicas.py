@@ -10,7 +10,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "B3", "tensorflow/tensorflow#45923"
-NAMED_BY = rx.errors.InvalidArgumentError, "reduce('sum', ...)", "once a replica"
+NAMED_BY = rx.errors.InvalidArgumentError, "reduce('sum', ...)", "would count it once a replica"
 
 
 def make():

@@ -10,8 +10,7 @@ import numpy as np
 
 import replicax as rx
 
-SEEN = "E5", "tensorflow/tensorflow#27120"
-NAMED_BY = jax.errors.UnexpectedTracerError, "side effect", "losses_in_a_python_list.py"
+NAMED_BY = jax.errors.UnexpectedTracerError, "had a side effect", "losses_in_a_python_list.py"
 
 
 def make():
@@ -27,7 +26,7 @@ def make():
             lambda: ctx.global_mean((w.value * x - 2 * x) ** 2), [w]
         )()
         w.assign_sub(0.01 * ctx.all_reduce("mean", gradients)[0])
-        losses.append(loss)  # fault
+        losses.append(loss)
 
     @rx.function
     def train(x):

@@ -10,7 +10,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "G6", "google/jax#16788"
-NAMED_BY = "replicas", "1 replica"
+NAMED_BY = "devices", "1 replica, 8 devices"
 
 
 def make():

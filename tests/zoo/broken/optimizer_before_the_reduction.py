@@ -13,7 +13,6 @@ import optax
 
 import replicax as rx
 
-SEEN = "B6", "tensorflow/tensorflow#35333"
 NAMED_BY = "parity", "state[0]['w']", "done to a replica's own gradient before it is combined"
 
 OPTIMIZER = optax.adam(0.1)

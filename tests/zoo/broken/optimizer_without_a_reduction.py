@@ -1,4 +1,7 @@
-"""An optimizer is given a replica's own gradients; the weights would drift apart."""
+"""An optimizer is given a replica's own gradients.
+
+Its moments and the weights are shared by all replicas, and would be set by each to other values.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,11 @@ import optax
 
 import replicax as rx
 
-SEEN = "E2", "tensorflow/tensorflow#23792"
-NAMED_BY = rx.errors.VaryingWriteError, "`rx.apply_gradients`", "all_reduce"
+NAMED_BY = (
+    rx.errors.VaryingWriteError,
+    "`rx.apply_gradients` was given values that may differ",
+    "Combine the gradients first",
+)
 
 
 def make():

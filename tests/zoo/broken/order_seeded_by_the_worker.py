@@ -10,7 +10,7 @@ import numpy as np
 
 import replicax as rx
 
-SEEN = "D8", "pytorch/pytorch#31771"
+SEEN = "D1", "tensorflow/tensorflow#42146"
 WORKERS = 2
 NAMED_BY = rx.errors.CollectiveMismatchError, "order, first batch", "the same seed"
 

@@ -9,8 +9,8 @@ import numpy as np
 
 import replicax as rx
 
-SEEN = "B4", "tensorflow/tensorflow#48875"
-NAMED_BY = "one device", "`w`", "replica"
+SEEN = "B4", "tensorflow/tensorflow#48912"
+NAMED_BY = "parity", "`w`", "once a replica"
 
 
 def make():

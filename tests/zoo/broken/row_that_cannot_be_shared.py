@@ -10,7 +10,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "A9", "google/flax#264"
-NAMED_BY = "rows", "1 rows are read by no replica", "remainder='drop'"
+NAMED_BY = "rows", "8 of 9 rows", "remainder='drop'"
 
 
 def make():

@@ -10,7 +10,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "C6", "ecmwf/anemoi-core#595"
-NAMED_BY = "random", "same"
+NAMED_BY = "random", "lay the same constant array over different rows"
 
 
 def make():

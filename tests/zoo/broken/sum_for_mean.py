@@ -9,7 +9,7 @@ import numpy as np
 
 import replicax as rx
 
-SEEN = "B2", "keras-team/keras#16285"
+SEEN = "B4", "tensorflow/tensorflow#48875"
 NAMED_BY = "parity", "`w`", "What changes is 2 times that of one device", "are summed"
 
 

@@ -11,7 +11,10 @@ import numpy as np
 import replicax as rx
 
 SEEN = "D5", "tensorflow/tensorflow#34821"
-NAMED_BY = rx.errors.InvalidArgumentError, "steps_per_epoch", "3"
+NAMED_BY = (
+    rx.errors.InvalidArgumentError,
+    "`steps_per_epoch` = 5, but the data has 3 global batches",
+)
 
 
 def make():

@@ -1,4 +1,7 @@
-"""The model belongs to one strategy, and the step runs under another."""
+"""The model belongs to one strategy, and the step runs under another.
+
+Its copies lie on devices that the step does not use, and nothing keeps them in step with it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ SEEN = "E10", "tensorflow/tensorflow#61314"
 NAMED_BY = (
     rx.errors.MixedStrategiesError,
     "Variable `w` of MirroredStrategy",
-    "in a replica of MirroredStrategy",
+    "was read in a replica of MirroredStrategy",
 )
 
 

@@ -10,7 +10,11 @@ import numpy as np
 import replicax as rx
 
 SEEN = "D10", "OpenNMT/OpenNMT-tf#540"
-NAMED_BY = rx.errors.InvalidArgumentError, "batch"
+NAMED_BY = (
+    rx.errors.InvalidArgumentError,
+    "is not a global batch",
+    "Batch the dataset to the global batch",
+)
 
 
 def make():

@@ -10,7 +10,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "E1", "tensorflow/tensorflow#32561"
-NAMED_BY = rx.errors.MixedStrategiesError, "`momentum`", "with strategy.scope():"
+NAMED_BY = rx.errors.MixedStrategiesError, "Variable `momentum`", "outside of the strategy's scope"
 
 
 def make():

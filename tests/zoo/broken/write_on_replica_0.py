@@ -10,7 +10,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "E3", "tensorflow/tensorflow#27716"
-NAMED_BY = rx.errors.VaryingControlFlowError, "Python branched", "write_on_replica_0.py"
+NAMED_BY = rx.errors.VaryingControlFlowError, "Python branched on a traced value", "the replica id"
 
 
 def make():

@@ -10,7 +10,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "E3", "tensorflow/tensorflow#59487"
-NAMED_BY = rx.errors.VaryingWriteError, "`steps`", "write_on_replica_0_eager.py"
+NAMED_BY = rx.errors.VaryingWriteError, "variable `steps`", "did not write it"
 
 
 def make():

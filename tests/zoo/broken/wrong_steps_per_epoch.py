@@ -10,7 +10,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "D5", "tensorflow/tensorflow#36153"
-NAMED_BY = "rows", "8 of 16"
+NAMED_BY = "rows", "8 of 16 rows"
 
 
 def make():
