@@ -152,6 +152,19 @@ class Rows:
             return None
         return self._placed(one, lambda parts: _joined(parts)[::-1])
 
+    def repeated(self, mesh: ReplicaMesh) -> tuple[Rows, Any]:
+        """A batch of which all rows are the first one; None where replicas hold other numbers."""
+        if self.counts is None or len(set(self.counts)) != 1 or mesh.spans_processes:
+            return self, None
+        made = [
+            PerReplica.from_stacked(mesh.place_stacked(np.stack([_first_rows(leaf)] * len(leaf))))
+            if isinstance(leaf, _Parts)
+            else leaf
+            for leaf in self._leaves
+        ]
+        batch = self._structure.unflatten(made)
+        return Rows(batch, mesh), batch
+
     def of_replica(self, number: int, one: ReplicaMesh) -> Any:
         """The rows of one replica, for a strategy of one replica."""
         return self._placed(one, lambda parts: parts[number])
@@ -184,6 +197,11 @@ def _components(value: PerReplica, mesh: ReplicaMesh) -> _Parts:
         return _Parts(stacked)
     counts = np.asarray(mesh.all_rows(value.rows))
     return _Parts(x[:k] for x, k in zip(stacked, counts, strict=True))
+
+
+def _first_rows(parts: Sequence[Array]) -> Array:
+    first = parts[0]
+    return np.repeat(first[:1], len(first), axis=0) if first.ndim else first
 
 
 def _joined(parts: Sequence[Array]) -> Array:

@@ -18,6 +18,7 @@ from replicax.step._bound_objects import is_object
 from replicax.step._methods import BoundFunction
 from replicax.values import Variable, live_variables
 
+from ._profile import STEP
 from ._state import Values, copied_tree, give, take
 
 
@@ -122,12 +123,13 @@ class Call:
         give(moment.variables)
         arguments = self.arguments(copied_tree(moment.tree), batch)
         start = time.perf_counter()
-        result = self.step(*arguments)
-        state, aux = self.parted(result)
-        variables = take(live_variables())
-        jax.block_until_ready([list(variables.values()), result])
+        with jax.profiler.TraceAnnotation(STEP):
+            result = self.step(*arguments)
+            variables = take(live_variables())
+            jax.block_until_ready([list(variables.values()), result])
         seconds = time.perf_counter() - start
         TURNS.settle()
+        state, aux = self.parted(result)
         return Outcome(Moment(variables, state), aux, seconds)
 
 

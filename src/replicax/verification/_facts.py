@@ -34,11 +34,13 @@ class CompiledCollective:
 
     Attributes:
         op: What XLA calls it, such as `all-reduce`.
+        name: Name of the instruction.
         arrays: Number of arrays.
         bytes: Size of its results on one device.
     """
 
     op: str
+    name: str
     arrays: int
     bytes: int
 

@@ -240,7 +240,7 @@ def facts_of(
     if lowered is None:
         return asked, None
     found = collectives_in(lowered.compile().as_text() or "")
-    return asked, tuple(CompiledCollective(x.kind, len(x.shapes), x.bytes) for x in found)
+    return asked, tuple(CompiledCollective(x.kind, x.name, len(x.shapes), x.bytes) for x in found)
 
 
 def _line(meeting: Meeting) -> str:

@@ -42,6 +42,11 @@ class Finding:
     why: str | None = None
     fix: str | None = None
 
+    @property
+    def is_failed(self) -> bool:
+        """Whether the check has failed."""
+        return self.status is Status.FAILED
+
     def __str__(self) -> str:
         """The finding, with its table."""
         text = describe(self.what, table=self.table, why=self.why, fix=self.fix)
@@ -88,7 +93,7 @@ class Report:
     @property
     def failed(self) -> tuple[Finding, ...]:
         """The findings of checks that have failed."""
-        return tuple(each for each in self.findings if each.status is Status.FAILED)
+        return tuple(each for each in self.findings if each.is_failed)
 
     def raise_if_failed(self) -> None:
         """Raises an error with the findings of all checks that have failed, if there are any.

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
-from replicax.errors import InvalidArgumentError, ReplicaDivergenceError, ReplicaxError, Table
+from replicax.cluster import gather
+from replicax.errors import Table
 from replicax.strategies import OneDeviceStrategy, Strategy
-from replicax.values import Variable, live_variables
 
-from ._batches import Batches, Rows, require_strategy, taken
-from ._calls import Call, Moment, Outcome
+from ._batches import Rows, require_strategy, taken
+from ._calls import Call
 from ._facts import Facts
-from ._parity import OneDevice, Taken, loss_of, parity
-from ._program import Program, collectives, facts_of, program_of, random_streams
-from ._replicas import check_replicas_equal
 from ._report import Finding, Report, Status
 from ._rows import check_rows, coverage
-from ._state import NotComparable, names_of, put_back, take
-from ._steady import steady
+from ._trial import Trial
 
 _STEPS = 5
 
@@ -93,8 +88,11 @@ def verify(
     findings = [*_devices(strategy), *check_rows(batches, rows, replicas)]
     facts = Facts(coverage=coverage(batches, rows))
     if batches.first:
-        more, facts = _of_step(strategy, call, batches, rows, facts, one_device=one_device)
-        findings += more
+        trial = Trial(strategy, call, batches, rows)
+        findings += trial.findings(one_device=one_device)
+        facts = dataclasses.replace(trial.facts, coverage=facts.coverage)
+    if mesh.spans_processes:
+        findings = _agreed(findings)
     return Report(call.name, strategy.name, replicas, tuple(findings), facts)
 
 
@@ -115,171 +113,15 @@ def _devices(strategy: Strategy) -> Iterator[Finding]:
     )
 
 
-def _of_step(
-    strategy: Strategy,
-    call: Call,
-    batches: Batches,
-    rows: Sequence[Rows],
-    facts: Facts,
-    *,
-    one_device: bool,
-) -> tuple[list[Finding], Facts]:
-    replicas = strategy.num_replicas_in_sync
-    program = program_of(call, batches.first[0])
-    if program.refused is not None:
-        return [_refused(call, program.refused)], facts
-    findings: list[Finding] = []
-    with put_back(strategy):
-        start = Moment(take(live_variables()), call.first)
-        findings += _mirrored(strategy, start, "before")
-        try:
-            steps = _run(call, start, batches.first)
-            last = _last(call, steps, batches, strategy)
-        except ReplicaxError as error:
-            return [*findings, _refused(call, error)], facts
-        findings.append(_ran(call, len(steps)))
-        findings += steady(program, call, batches.first[0])
-        findings += _mirrored(strategy, steps[-1][1].after, "after")
-        findings += collectives(program, call, replicas)
-        asked, compiled = facts_of(program, call, replicas)
-        facts = dataclasses.replace(facts, collectives=asked, compiled=compiled)
-        if one_device:
-            first = _first(call, steps, batches, rows)
-            one = OneDevice(strategy, call, _names(strategy, program, steps))
-            if any(x.check == "trace" and x.status is Status.FAILED for x in findings):
-                findings.append(_pointless())
-            else:
-                findings += parity(one, program, [first, *last])
-                facts = _losses(one, steps, rows, facts)
-        findings += random_streams(program, replicas)
-    return findings, facts
-
-
-def _run(call: Call, start: Moment, batches: Sequence[Any]) -> list[tuple[Moment, Outcome]]:
-    """Steps one after the other: for each, the state before it and what it did."""
-    found, moment = [], start
-    for batch in batches:
-        outcome = call.run(moment, batch)
-        known = {**outcome.after.variables, **moment.variables}  # With those that it created.
-        found.append((Moment(known, moment.tree), outcome))
-        moment = outcome.after
+def _agreed(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, and those that failed on other workers. Collective."""
+    told = gather("rx.verify", [(x.check, x.status.value, x.what) for x in findings])
+    own = {(x.check, x.what) for x in findings}
+    found = list(findings)
+    for worker, theirs in enumerate(told):
+        found += [
+            Finding(check, Status.FAILED, f"On worker {worker}: {what}")
+            for check, status, what in theirs
+            if status == Status.FAILED.value and (check, what) not in own
+        ]
     return found
-
-
-def _last(
-    call: Call, steps: Sequence[tuple[Moment, Outcome]], batches: Batches, strategy: Strategy
-) -> list[Taken]:
-    """The last batch of the epoch, where it is uneven; else a step from a later state."""
-    if batches.last is not None:
-        before = steps[-1][1].after
-        outcome = call.run(before, batches.last)
-        rows = Rows(batches.last, strategy.replica_mesh)
-        return [Taken("The step of the uneven last batch", before, lambda: outcome, rows)]
-    return []
-
-
-def _names(
-    strategy: Strategy, program: Program, steps: Sequence[tuple[Moment, Outcome]]
-) -> dict[Variable, str]:
-    """The variables that the step uses; all of the strategy where that is not known."""
-    known = list(steps[-1][1].after.variables)
-    used = known if program.look is None else program.look.traced.used
-    return names_of([v for v in known if v.strategy is strategy and v in used])
-
-
-def _first(
-    call: Call,
-    steps: Sequence[tuple[Moment, Outcome]],
-    batches: Batches,
-    rows: Sequence[Rows],
-) -> Taken:
-    """The first step, and how to take it with the second batch."""
-    before, outcome = steps[0]
-    other = None
-    if len(rows) > 1:
-        again = functools.partial(call.run, before, batches.first[1])
-        other = Taken("The first step with other rows", before, again, rows[1])
-    return Taken("The first step", before, lambda: outcome, rows[0], other)
-
-
-def _pointless() -> Finding:
-    return Finding(
-        "parity",
-        Status.NOT_CHECKED,
-        "The step is not compared with one device.",
-        why="Traced again for one device, it would be another step.",
-        fix="Mend what the check of the trace names.",
-    )
-
-
-def _ran(call: Call, count: int) -> Finding:
-    return Finding("runs", Status.PASSED, f"`{call.name}` ran {count} steps on all replicas.")
-
-
-def _refused(call: Call, error: ReplicaxError) -> Finding:
-    """An error of the library, which names the fault itself."""
-    what, _, rest = str(error).partition("\nWhy: ")
-    why, _, fix = rest.partition("\nWhat to do: ")
-    kind = type(error).__name__
-    return Finding(
-        "runs",
-        Status.FAILED,
-        f"`{call.name}` is refused ({kind}): {what}",
-        None,
-        why or None,
-        fix or None,
-    )
-
-
-def _mirrored(strategy: Strategy, moment: Moment, when: str) -> Iterator[Finding]:
-    """Mirrored state is equal bit by bit."""
-    compared = []
-    try:
-        check_replicas_equal(strategy)
-        compared.append("variables")
-    except InvalidArgumentError:
-        pass  # There are none.
-    except ReplicaDivergenceError as error:
-        yield Finding("mirrored", Status.FAILED, f"{when.capitalize()} the steps: {error}")
-        return
-    if moment.tree is not None:
-        try:
-            check_replicas_equal(moment.tree)
-            compared.append("state")
-        except InvalidArgumentError:
-            pass  # It lies on one device as yet.
-        except ReplicaDivergenceError as error:
-            yield Finding("mirrored", Status.FAILED, f"{when.capitalize()} the steps: {error}")
-            return
-    if compared:
-        what = f"{' and '.join(compared).capitalize()} are equal bit by bit on all replicas"
-        yield Finding("mirrored", Status.PASSED, f"{what} {when} the steps.")
-    elif when == "after":
-        yield Finding(
-            "mirrored",
-            Status.NOT_CHECKED,
-            "There is no mirrored state to compare.",
-            why="The strategy has no variables, and the state is on one device.",
-        )
-
-
-def _losses(
-    one: OneDevice,
-    steps: Sequence[tuple[Moment, Outcome]],
-    rows: Sequence[Rows],
-    facts: Facts,
-) -> Facts:
-    """The losses of both runs, for the picture."""
-    own = [loss_of(outcome.aux) for _, outcome in steps]
-    try:
-        outcomes = one.steps(steps[0][0], rows)
-    except NotComparable:
-        return facts
-    there = [loss_of(outcome.aux) for outcome in outcomes]
-    return dataclasses.replace(
-        facts,
-        losses=tuple(x for x in own if x is not None),
-        losses_of_one=tuple(x for x in there if x is not None),
-        step_seconds=tuple(outcome.seconds for _, outcome in steps),
-        step_seconds_of_one=tuple(outcome.seconds for outcome in outcomes),
-    )
