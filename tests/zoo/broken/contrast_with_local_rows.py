@@ -12,7 +12,7 @@ import optax
 
 import replicax as rx
 
-NAMED_BY = "parity", "`state`", "something of a replica's rows together"
+NAMED_BY = "parity", "`state`", "own rows together"
 
 
 def make():

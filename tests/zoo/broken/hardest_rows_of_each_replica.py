@@ -12,7 +12,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "B10", "keras-team/keras#19290"
-NAMED_BY = "parity", "`state['w']`", "something of a replica's rows together"
+NAMED_BY = "parity", "`state['w']`", "own rows together", "a top-k"
 
 
 def make():

@@ -11,7 +11,12 @@ import numpy as np
 import replicax as rx
 
 SEEN = "C5", "tensorflow/tensorflow#60438"
-NAMED_BY = "parity", "`scale`", "BatchNorm with the statistics of a replica's own batch"
+NAMED_BY = (
+    "parity",
+    "`scale`",
+    "own rows together",
+    "BatchNorm with the statistics of its own batch",
+)
 
 
 def make():

@@ -12,11 +12,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "C6", "tensorflow/tensorflow#58433"
-NAMED_BY = (
-    "random",
-    "draw the same random numbers for different rows",
-    "same_dropout_mask_on_all_replicas.py",
-)
+NAMED_BY = "random", "draw the same numbers for different rows", "The key is equal on all replicas"
 
 
 def make():

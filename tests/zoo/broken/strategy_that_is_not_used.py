@@ -12,7 +12,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "G7", "tensorflow/models#7885"
-NAMED_BY = "runs", "outside of a replica context", "strategy.run"
+NAMED_BY = "collectives", "ran on one device: `strategy.run` was never called"
 
 
 def make():

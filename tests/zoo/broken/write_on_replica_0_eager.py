@@ -19,8 +19,8 @@ def make():
         steps = rx.Variable(0.0, name="steps", trainable=False)
 
     def replica_step(x):
-        if rx.get_replica_context().replica_id_in_sync_group == 0:  # fault
-            steps.assign_add(1.0)
+        if rx.get_replica_context().replica_id_in_sync_group == 0:
+            steps.assign_add(1.0)  # fault
         return x
 
     def step(x):
