@@ -9,8 +9,13 @@ from replicax.errors import InvalidArgumentError, ReplicaxError
 
 from ._explain import explain
 from ._run import run
+from ._verify import verify
 
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"run": run, "explain": explain}
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "run": run,
+    "explain": explain,
+    "verify": verify,
+}
 
 _USAGE = """\
 usage: replicax COMMAND ...
@@ -18,6 +23,7 @@ usage: replicax COMMAND ...
 commands:
   run        start the workers of a job, watch them, and report the first failure
   explain    show what a step is: its boundary, proof, collectives, memory and cost
+  verify     run a training step on your data, and check that all replicas do their part
 
 `replicax COMMAND --help` tells more.
 """

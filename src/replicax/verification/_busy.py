@@ -13,7 +13,7 @@ from replicax.errors import Table
 from replicax.strategies import Strategy
 
 from ._facts import ReplicaTime, Span
-from ._profile import Profile, total
+from ._profile import Interval, Profile, total
 from ._report import Finding, Status
 
 _CHECK = "busy"
@@ -26,7 +26,8 @@ def times_of(
     mesh = strategy.replica_mesh
     wait = statistics.fmean(waits) if waits else None
     steps = len(profile.steps)
-    times, spans = [], []
+    times: list[ReplicaTime] = []
+    spans: list[Span] = []
     for replica, device in zip(mesh.local_replicas, mesh.local_devices, strict=True):
         busy = profile.devices.get(_ordinal(device))
         known = bool(profile.devices) and steps > 0
@@ -36,17 +37,35 @@ def times_of(
             communication = total(busy.communication) / steps if busy is not None else 0.0
         name = f"{device.platform}:{device.id}"
         times.append(ReplicaTime(replica, name, compute, communication, wait))
-        if busy is not None:
-            spans += [Span(replica, a, b - a, "compute") for a, b in busy.compute]
-            spans += [Span(replica, a, b - a, "communication") for a, b in busy.communication]
+        if busy is not None and steps:
+            shown = _typical(profile.steps)
+            spans += _spans(replica, "compute", busy.compute, shown)
+            spans += _spans(replica, "communication", busy.communication, shown)
     return tuple(times), tuple(sorted(spans, key=lambda span: (span.replica, span.start)))
+
+
+def _typical(steps: Sequence[Interval]) -> Interval:
+    """The step that takes as long as the median."""
+    in_order = sorted(steps, key=lambda step: step[1] - step[0])
+    return in_order[(len(in_order) - 1) // 2]
+
+
+def _spans(
+    replica: int, kind: str, intervals: Sequence[Interval], step: Interval
+) -> Iterator[Span]:
+    """The pieces of one step, in seconds since it began."""
+    first, last = step
+    for start, end in intervals:
+        if first <= start < last:
+            yield Span(replica, start - first, end - start, kind)
 
 
 def _ordinal(device: jax.Device) -> int:
     local: Any = getattr(device, "local_hardware_id", None)
     if isinstance(local, int) and local >= 0:
         return int(local)
-    return jax.local_devices(backend=device.platform).index(device)
+    number: int = jax.local_devices(backend=device.platform).index(device)
+    return number
 
 
 def busy(

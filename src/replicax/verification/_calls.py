@@ -122,6 +122,7 @@ class Call:
         """Runs one step from a moment, which stays as it is."""
         give(moment.variables)
         arguments = self.arguments(copied_tree(moment.tree), batch)
+        jax.block_until_ready([list(take(live_variables()).values()), arguments])
         start = time.perf_counter()
         with jax.profiler.TraceAnnotation(STEP):
             result = self.step(*arguments)

@@ -70,7 +70,7 @@ class Span:
 
     Attributes:
         replica: The replica.
-        start: Seconds since the first step began.
+        start: Seconds since the step began.
         seconds: How long it took.
         kind: `compute` or `communication`.
     """
@@ -109,7 +109,7 @@ class Facts:
         step_seconds: Seconds of each measured step.
         step_seconds_of_one: The same on one device.
         times: What each replica did.
-        spans: The time lines of the replicas.
+        spans: The time lines of the replicas in a step of median length.
     """
 
     coverage: tuple[Coverage, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -51,14 +52,15 @@ th, td { text-align: left; padding: .2rem .9rem .2rem 0; border-bottom: 1px soli
   white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; }
 td.number, th.number { text-align: right; }
+code { font: .92em ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .4rem 0;
   font: .82rem/1.45 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
 figure { margin: .5rem 0 1.5rem; border: 1px solid var(--edge); border-radius: .5rem;
   padding: .8rem; background: var(--card); }
 figcaption { margin-bottom: .5rem; }
-svg { display: block; width: 100%; max-width: 36rem; height: auto; }
-svg text { font-family: inherit; font-size: 11px; fill: var(--ink); }
-svg text.axis { fill: var(--soft); font-size: 10.5px; }
+svg { display: block; width: 100%; max-width: 28rem; height: auto; }
+svg text { font-family: inherit; font-size: 12px; fill: var(--ink); }
+svg text.axis { fill: var(--soft); font-size: 11.5px; }
 rect.rows, i.rows { fill: var(--blue); background: var(--blue); }
 rect.none { stroke: var(--red); stroke-dasharray: 3 2; fill: none; }
 rect.compute { fill: var(--blue); } i.compute { background: var(--blue); }
@@ -110,12 +112,17 @@ def _finding(finding: Finding) -> str:
         body += _table(finding.table)
     for head, text in (("Why", finding.why), ("What to do", finding.fix)):
         if text:
-            body += f"<p><b>{head}.</b> {html.escape(text[0].upper() + text[1:])}</p>"
+            body += f"<p><b>{head}.</b> {_words(text[0].upper() + text[1:])}</p>"
     return (
         f'<details class="{status.replace(" ", "-")}"{is_open}><summary>'
         f'<span class="tag">{status}</span><b>{html.escape(finding.check)}</b> '
-        f"{html.escape(what)}</summary>{body or '<p class=soft>Nothing more to say.</p>'}</details>"
+        f"{_words(what)}</summary>{body or '<p class=soft>Nothing more to say.</p>'}</details>"
     )
+
+
+def _words(text: str) -> str:
+    """Text in which names stand in backquotes."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def _table(table: Table) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from ._facts import Coverage, Facts, ReplicaTime, Span
 
-_WIDTH = 360.0
-_LEFT = 62.0  # room for the names of replicas
+_WIDTH = 320.0
+_LEFT = 60.0  # room for the names of replicas
 _MOST_REPLICAS = 32
 _MOST_STEPS = 12
 _ROW = 24.0
@@ -31,8 +31,7 @@ _WORDS_OF_ROWS = (
     "dataset where that is known."
 )
 _WORDS_OF_TIME = (
-    "What the device of each replica did in the measured steps. Between steps state is put in "
-    "place, which is no part of them."
+    "What the device of each replica did in one step: of the measured ones, that of median length."
 )
 _WORDS_OF_LOSS = "The loss of each step: of all replicas, and of one device on the same batches."
 

@@ -112,13 +112,17 @@ def collectives(program: Program, call: Call, replicas: int) -> Iterator[Finding
         return
     size = sum(each.bytes for each in carried)
     if not carried:
+        trains = call.is_functional or any(v.trainable for v in program.look.traced.used)
         yield Finding(
             check,
-            Status.WARNING,
-            f"`{call.name}` writes no trainable state.",
+            Status.NOT_CHECKED if trains else Status.PASSED,
+            f"`{call.name}` trains nothing that collectives could carry.",
             table,
-            why="Either it only evaluates, or what it computes is thrown away: a variable that "
-            "is not written, a new state that is not returned.",
+            why="It uses trainable state and writes none: either it only evaluates, or what it "
+            "computes is thrown away (a variable that is not written, a new state that is not "
+            "returned)."
+            if trains
+            else None,
         )
         return
     yield Finding(

@@ -178,8 +178,12 @@ def _planned(plan: InputPlan | None, epoch: int) -> Finding | None:
             _CHECK,
             Status.WARNING,
             f"The replicas read {len(given)} of {cut} rows of the source in {span}.",
-            why="`take` or `skip` leaves the others out, in each epoch.",
-            fix="Leave `take` and `skip` out, if every row is meant to be read.",
+            why="The dataset leaves the others out in each epoch: by `take` or `skip`."
+            if cut - len(given) >= (plan.global_batch_size or 1)
+            else "The dataset leaves out its last batch, which is not full: by "
+            "`batch(..., drop_remainder=True)`, or by `take` or `skip`.",
+            fix="Leave that out, if every row is meant to be read: uneven batches cost nothing "
+            "and count right.",
         )
     return Finding(
         _CHECK,

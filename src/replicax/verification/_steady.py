@@ -45,16 +45,15 @@ def steady(program: Program, call: Call, batch: Any) -> Iterator[Finding]:
             "(`rx.Variable(0, trainable=False)`), or pass it as an argument.",
         )
         return
-    stale = [v for v in first.written if _is_stale(v, program)]
-    if stale:
-        names = ", ".join(f"`{v.name}`" for v in stale)
-        held = _held_constants(first.jaxpr.consts, stale)
+    held = _held_constants(first.jaxpr.consts, [v for v in first.written if _is_stale(v, program)])
+    if held:
+        names = ", ".join(f"`{name}`" for _, name in held)
         yield Finding(
             _CHECK,
             Status.FAILED,
             f"{names} is trained, but no value that the replicas combine is computed from the "
             "state.",
-            Table(("constant of the step", "equals"), held) if held else None,
+            Table(("constant of the step", "equals"), held),
             why="The gradient is taken at a constant: an array that was read from the variable "
             "before, and that the step keeps as it was then.",
             fix="Read the variable inside the step: `w.value` in the replica function, or "
@@ -66,13 +65,14 @@ def steady(program: Program, call: Call, batch: Any) -> Iterator[Finding]:
 
 def _changed(first: Any, again: Any) -> str | None:
     """How two traces differ, in words; None if they are the same."""
-    texts = [_ADDRESS.sub("", str(x.jaxpr)) for x in (first, again)]
-    if texts[0] != texts[1]:
-        lines = zip(texts[0].splitlines(), texts[1].splitlines(), strict=False)
-        pair = next(((a.strip(), b.strip()) for a, b in lines if a != b), None)
-        if pair is None:
-            return "it has more or fewer operations"
-        return f"`{pair[0][:80]}`, then `{pair[1][:80]}`"
+    lines = [list(_lines(x.jaxpr)) for x in (first, again)]
+    for one, other in zip(*lines, strict=False):
+        if one != other:
+            pairs = zip(one.splitlines(), other.splitlines(), strict=False)
+            a, b = next(((a, b) for a, b in pairs if a != b), (one, other))
+            return f"`{a.strip()[:80]}`, then `{b.strip()[:80]}`"
+    if len(lines[0]) != len(lines[1]):
+        return "it has more or fewer operations"
     for one, other in zip(first.consts, again.consts, strict=False):
         if isinstance(one, jax.core.Tracer) or isinstance(other, jax.core.Tracer):
             continue
@@ -80,6 +80,23 @@ def _changed(first: Any, again: Any) -> str | None:
         if a.shape == b.shape and not np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
             return f"a constant {a.dtype}{list(a.shape)} has other values"
     return None
+
+
+def _lines(jaxpr: Any) -> Iterator[str]:
+    """The operations of a program, whatever inputs it has that it does not use."""
+    numbers: dict[Any, int] = {}
+
+    def name(x: Any) -> str:
+        if hasattr(x, "val"):
+            return str(x)
+        return f"x{numbers.setdefault(x, len(numbers))}:{x.aval}"
+
+    for eqn in jaxpr.eqns:
+        operands = " ".join(map(name, eqn.invars))
+        results = " ".join(map(name, eqn.outvars))
+        parameters = " ".join(f"{key}={value}" for key, value in eqn.params.items())
+        yield _ADDRESS.sub("", f"{eqn.primitive.name} {operands} -> {results}\n{parameters}")
+    yield " ".join(map(name, jaxpr.outvars))
 
 
 def _is_stale(variable: Variable, program: Program) -> bool:

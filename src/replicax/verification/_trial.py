@@ -197,7 +197,7 @@ def _mirrored(strategy: Strategy, moment: Moment, when: str) -> Iterator[Finding
         yield Finding("mirrored", Status.FAILED, f"{when.capitalize()} the steps: {error}")
         return
     if compared:
-        what = f"{' and '.join(compared).capitalize()} are equal bit by bit on all replicas"
+        what = f"All replicas hold equal bits of the {' and the '.join(compared)}"
         yield Finding("mirrored", Status.PASSED, f"{what} {when} the steps.")
     elif when == "after":
         yield Finding(
