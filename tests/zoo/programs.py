@@ -7,7 +7,6 @@ it was seen; `figures()` gives what its fault makes of a number, and the number 
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -19,9 +18,6 @@ import pytest
 import replicax as rx
 
 EXTRAS = ("flax", "keras", "optax", "sklearn")
-for library in EXTRAS:  # Before any test: what Keras sets in the environment is no test's leak.
-    with contextlib.suppress(ModuleNotFoundError):
-        importlib.import_module(library)
 
 ZOO = Path(__file__).parent
 # Broken programs may also be seen through by what is only a warning elsewhere.

@@ -33,7 +33,7 @@ def make():
         return strategy.run(replica_step, args=(x,))
 
     x = np.arange(1, 17, dtype=np.float32)
-    rows = rx.data.from_arrays(x).shuffle(seed=jax.process_index()).batch(8)  # fault
+    rows = rx.data.from_arrays(x).shuffle(seed=jax.process_index()).batch(8)
     return strategy, step, [w], strategy.distribute_dataset(rows)
 
 
