@@ -12,11 +12,7 @@ import replicax as rx
 
 SEEN = "D1", "tensorflow/tensorflow#56513"
 WORKERS = 2
-NAMED_BY = (
-    rx.errors.CollectiveMismatchError,
-    "first batch",
-    "Each worker takes its part of one dataset",
-)
+NAMED_BY = rx.errors.CollectiveMismatchError, "The workers disagree on `x`", "distribute_dataset"
 
 
 def make():
