@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,10 +17,12 @@ from replicax.errors import ArgumentTypeError, describe
 from replicax.step import Function
 from replicax.step._bound_objects import is_object
 from replicax.step._methods import BoundFunction
-from replicax.values import Variable, live_variables
+from replicax.strategies import Strategy
+from replicax.values import Variable
 
+from ._models import kind_of
 from ._profile import STEP
-from ._state import Values, copied_tree, give, take
+from ._state import PythonRandom, Values, copied_tree, give, take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +62,22 @@ class Call:
     arguments, it is handed on as it is.
 
     Args:
-        step: The step.
+        strategy: The strategy.
+        step: The step, or a model that trains itself.
         state: The second argument of `rx.verify`.
+
+    Attributes:
+        trains_itself: Whether the step is a model, or calls one whose library compiles its step.
     """
 
-    def __init__(self, step: Any, state: Any) -> None:
+    def __init__(self, strategy: Strategy, step: Any, state: Any) -> None:
+        self._strategy = strategy
+        self._random = PythonRandom()  # Each run draws the same from it.
+        parts = state if isinstance(state, (list, tuple)) else (state,)
+        self._models = [(kind, x) for x in (step, *parts) if (kind := kind_of(x)) is not None]
+        self.trains_itself = bool(self._models) and not isinstance(step, (Function, BoundFunction))
+        if self._models and self._models[0][1] is step:
+            step, state = self._models[0][0].step_of(step), None
         if not callable(step):
             raise ArgumentTypeError(
                 describe(f"`step={step!r:.100}` is no function.", fix="pass the training step.")
@@ -78,6 +92,18 @@ class Call:
             and self.takes == len(state) + 1 > 2  # noqa: PLR2004 - a state and a batch
         )
         self.first = state if self.is_functional else None
+
+    def variables(self) -> list[Variable]:
+        """What models of other libraries write, where the step or the state is one."""
+        return [v for kind, model in self._models for v in kind.variables_of(model)]
+
+    @contextlib.contextmanager
+    def on_one_device(self) -> Iterator[None]:
+        """While inside, models that train themselves take their steps on one device."""
+        with contextlib.ExitStack() as stack:
+            for kind, model in self._models:
+                stack.enter_context(kind.on_one_device(model, self._strategy))
+            yield
 
     @property
     def is_compiled(self) -> bool:
@@ -121,16 +147,18 @@ class Call:
     def run(self, moment: Moment, batch: Any) -> Outcome:
         """Runs one step from a moment, which stays as it is."""
         give(moment.variables)
+        self._random.restore()
         arguments = self.arguments(copied_tree(moment.tree), batch)
-        jax.block_until_ready([list(take(live_variables()).values()), arguments])
+        jax.block_until_ready([list(take(self._strategy).values()), arguments])
         start = time.perf_counter()
         with jax.profiler.TraceAnnotation(STEP):
             result = self.step(*arguments)
-            variables = take(live_variables())
-            jax.block_until_ready([list(variables.values()), result])
+            jax.block_until_ready([list(take(self._strategy).values()), result])
         seconds = time.perf_counter() - start
         TURNS.settle()
         state, aux = self.parted(result)
+        self.variables()  # Some may have been created.
+        variables = take(self._strategy)
         return Outcome(Moment(variables, state), aux, seconds)
 
 

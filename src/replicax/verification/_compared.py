@@ -26,7 +26,8 @@ class Entry:
         name: Its name.
         replicas: Its change on the replicas, f64.
         one: Its change on one device, f64.
-        tolerance: How far they may be apart.
+        strict: How far rounding alone may put them apart.
+        tolerance: How far they may be apart, with what the order of rows does.
         noise: How far one device is from itself with the rows in reverse order; None where that
             was not run.
         scale: The largest change on one device.
@@ -36,6 +37,7 @@ class Entry:
     name: str
     replicas: Array
     one: Array
+    strict: float
     tolerance: float
     noise: float | None
     scale: float
@@ -106,9 +108,10 @@ def compared(
             tolerance = _RELATIVE.get(width, 1e-4) * scale
             tolerance += _ROUNDINGS * float(jnp.finfo(after.dtype).eps) * max(largest, scale)
             tolerance += float(jnp.finfo(after.dtype).tiny)
-            if noise is not None and np.isfinite(noise):
-                tolerance += _NOISE * noise
-        entries.append(Entry(name, change, of_one, tolerance, noise, scale, not is_float))
+        strict = tolerance
+        if noise is not None and np.isfinite(noise):
+            tolerance += _NOISE * noise
+        entries.append(Entry(name, change, of_one, strict, tolerance, noise, scale, not is_float))
     return entries
 
 

@@ -103,6 +103,7 @@ class Value:
         is_stacked: Whether it is, outside of the replicas' program, an array of what each has.
         reads_state: Whether it is computed from variables or functional state.
         common: Where something equal on all replicas was added to what differs.
+        is_combined: Whether a collective combined what differs, here or before.
     """
 
     varies: bool = False
@@ -111,6 +112,7 @@ class Value:
     is_stacked: bool = False
     reads_state: bool = False
     common: CallSite | None = None
+    is_combined: bool = False
 
 
 _NOTHING = Value()
@@ -264,7 +266,10 @@ class _Reading:
         )
         varies = self._is_inside and eqn.primitive.name not in EQUALISING
         reads_state = any(value.reads_state for value in values)
-        result = Value(varies, frozenset({number}), reads_state=reads_state)
+        is_combined = self.meetings[number].is_needed or any(x.is_combined for x in values)
+        result = Value(
+            varies, frozenset({number}), reads_state=reads_state, is_combined=is_combined
+        )
         return [result] * len(eqn.outvars)
 
     def _mapped(self, eqn: Any, values: Sequence[Value]) -> list[Value]:
@@ -282,7 +287,12 @@ class _Reading:
         # Outside, an array of all replicas' values is one value.
         apart = _mentions(eqn.params, "out", AXIS)
         return [
-            Value(meetings=value.meetings, is_stacked=own, reads_state=value.reads_state)
+            Value(
+                meetings=value.meetings,
+                is_stacked=own,
+                reads_state=value.reads_state,
+                is_combined=value.is_combined,
+            )
             for value, own in zip(outputs, apart, strict=True)
         ]
 
@@ -320,6 +330,7 @@ def _joined(values: Iterable[Value]) -> Value:
         any(value.is_stacked for value in values),
         any(value.reads_state for value in values),
         next((value.common for value in values if value.common is not None), None),
+        any(value.is_combined for value in values),
     )
 
 

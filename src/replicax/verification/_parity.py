@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -125,8 +125,13 @@ class OneDevice:
         found = host_values(moment.variables, self._names)
         return found | (host_tree(moment.tree, "state") if moment.tree is not None else {})
 
-    def _entered(self) -> AbstractContextManager[None]:
-        return on_one_device(self._strategy, self._mesh, self._programs)
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[None]:
+        with (
+            on_one_device(self._strategy, self._mesh, self._programs),
+            self._call.on_one_device(),
+        ):
+            yield
 
     def _start(self, before: Moment) -> Moment:
         variables = on_one(before.variables, self._strategy, self._mesh)
@@ -161,7 +166,8 @@ class Comparison:
         noisy = [x for x in (*self.state, *self.aux) if x.is_rounding]
         if any(x.is_rounding for x in self.aux):
             return True
-        return bool(noisy) and 2 * len(noisy) > len([x for x in self.state if x.scale])
+        changed = [x for x in self.state if x.scale and not x.is_exact]
+        return bool(noisy) and 2 * len(noisy) > len(changed)
 
 
 def parity(one: OneDevice, program: Program, steps: Sequence[Taken]) -> Iterator[Finding]:
@@ -175,6 +181,15 @@ def parity(one: OneDevice, program: Program, steps: Sequence[Taken]) -> Iterator
                 _CHECK, Status.NOT_CHECKED, f"{taken.label} is not compared.", why=f"{reason}."
             )
             continue
+        except Exception as error:  # noqa: BLE001 - the user's own code runs here
+            yield Finding(
+                _CHECK,
+                Status.NOT_CHECKED,
+                f"{taken.label} cannot be taken on one device: {type(error).__name__}.",
+                why=f"On one device, with all rows of the batch, it raised: {error}",
+                fix="Write the step for any number of rows and replicas: no fixed shape.",
+            )
+            return
         finding = _judged(one, comparison, program, coarsest)
         yield finding
         if finding.status is Status.FAILED:
@@ -202,9 +217,11 @@ def _judged(one: OneDevice, comparison: Comparison, program: Program, coarsest: 
         "one device differs from itself with the rows in reverse order"
     )
     differing = comparison.differing
+    is_random = draws_its_own(program) or comparison.depends_on_order
     if not differing:
         rounding = [each.name for each in comparison.state if each.is_rounding and each.scale]
-        if comparison.depends_on_order and comparison.state:
+        is_close = all(x.apart <= x.strict for x in (*comparison.state, *comparison.aux))
+        if is_random and not is_close:
             return _not_compared(comparison, program)
         return Finding(
             _CHECK,
@@ -216,7 +233,6 @@ def _judged(one: OneDevice, comparison: Comparison, program: Program, coarsest: 
             if not rounding
             else f"Rounding alone decides how {', '.join(rounding[:4])} change: not compared.",
         )
-    is_random = draws_its_own(program) or comparison.depends_on_order
     if is_random:
         cause = cause_among_noise(comparison.state, len(comparison.taken.rows.counts or ()))
         differing = [x for x in comparison.state if x.scale]

@@ -41,6 +41,8 @@ class Program:
 
 def program_of(call: Call, batch: Any) -> Program:
     """Traces a step, without running it. A plain function is traced as an `rx.function`."""
+    if call.trains_itself:
+        return Program(None, None, untraceable="its library compiles the step of a model")
     step: Any = call.step if call.is_compiled else function(call.step)
     try:
         with looking_ahead():
@@ -86,8 +88,8 @@ def collectives(program: Program, call: Call, replicas: int) -> Iterator[Finding
             check,
             Status.NOT_CHECKED,
             "The step has no compiled program to look at.",
-            why=f"It runs in the eager runner, and cannot be traced: {reason}",
-            fix="Decorate it with `rx.function`.",
+            why=f"It is no `rx.function`, and cannot be traced as one: {reason}",
+            fix=None if call.trains_itself else "Decorate it with `rx.function`.",
         )
         return
     if replicas == 1:
@@ -105,7 +107,7 @@ def collectives(program: Program, call: Call, replicas: int) -> Iterator[Finding
         )
         return
     carried = list(_carried(program.look, flow, call))
-    lonely = [each for each in carried if not _needed(each.value, flow)]
+    lonely = [each for each in carried if not (each.value.is_combined or each.value.is_stacked)]
     table = _table(flow, carried, replicas)
     if lonely:
         yield _not_carried(lonely, flow, table, is_all=len(lonely) == len(carried))
@@ -163,11 +165,6 @@ def _unchanged(seen: Look, call: Call) -> set[int]:
     inputs = set(map(id, jaxpr.invars))
     results = jaxpr.outvars[len(seen.traced.written) :]
     return {i for i, x in enumerate(results) if id(x) in inputs}
-
-
-def _needed(value: Value, flow: Flow) -> bool:
-    """Whether one of the collectives that made a value combines what really differs."""
-    return value.is_stacked or any(flow.meetings[number].is_needed for number in value.meetings)
 
 
 def _not_carried(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -29,16 +30,17 @@ Values = Mapping[Variable, jax.Array]
 """An array for each variable, which nobody may give away."""
 
 
-def take(variables: Iterator[Variable] | list[Variable]) -> dict[Variable, jax.Array]:
-    """The arrays of variables, which stay theirs."""
-    return {variable: variable._value for variable in variables}
+def take(strategy: Strategy) -> dict[Variable, jax.Array]:
+    """The arrays of all variables that a step of the strategy can write; they stay theirs."""
+    return {v: v._value for v in live_variables() if v.strategy is strategy or v.strategy is None}
 
 
 def give(values: Values) -> None:
     """Set variables to copies of arrays, which steps may give away."""
     for variable, array in values.items():
-        variable._value = copied(array)
-        variable._lent = False
+        if variable._is_there:  # Parts of another library's objects may end meanwhile.
+            variable._value = copied(array)
+            variable._lent = False
 
 
 def copied_tree(tree: Any) -> Any:
@@ -52,7 +54,8 @@ def put_back(strategy: Strategy) -> Iterator[None]:
 
     While inside, variables hold copies.
     """
-    before = [(v, v._value, v._lent) for v in live_variables()]
+    before = [(v, array, v._lent) for v, array in take(strategy).items()]
+    drawn = PythonRandom()
     keys = strategy.collective_keys
     instances = dict(keys._next_instance)
     give({variable: array for variable, array, _ in before})
@@ -61,9 +64,23 @@ def put_back(strategy: Strategy) -> Iterator[None]:
     finally:
         TURNS.settle()
         for variable, array, lent in before:
-            variable._value = array
-            variable._lent = lent
+            if variable._is_there:
+                variable._value = array
+                variable._lent = lent
         keys._next_instance = instances
+        drawn.restore()
+
+
+class PythonRandom:
+    """Where the random numbers of Python and NumPy stand, which data and models draw from."""
+
+    def __init__(self) -> None:
+        self._python, self._numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+
+    def restore(self) -> None:
+        """Go back there."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)  # noqa: NPY002 - what others draw from
 
 
 def first_device(strategy: Strategy) -> ReplicaMesh:

@@ -10,7 +10,7 @@ from typing import Any
 
 from replicax.errors import InvalidArgumentError, ReplicaDivergenceError, ReplicaxError
 from replicax.strategies import Strategy
-from replicax.values import Variable, live_variables
+from replicax.values import Variable
 
 from ._batches import Batches, Rows
 from ._busy import busy, times_of
@@ -21,7 +21,7 @@ from ._profile import Profiler
 from ._program import Program, collectives, facts_of, program_of, random_streams
 from ._replicas import check_replicas_equal
 from ._report import Finding, Status
-from ._state import NotComparable, names_of, put_back, take
+from ._state import names_of, put_back, take
 from ._steady import steady
 
 _STEPS = 6  # The first one compiles, the others are measured.
@@ -55,13 +55,14 @@ class Trial:
     def findings(self, *, one_device: bool) -> list[Finding]:
         """Run it, and say what came of it."""
         strategy, call = self._strategy, self._call
+        variables = call.variables()  # They exist from here on, so they are put back, too.
         self._program = program_of(call, self._first[0])
         if self._program.refused is not None:
             return [_refused(call, self._program.refused)]
         self._look_at_program()
         findings: list[Finding] = []
         with put_back(strategy):
-            start = Moment(take(live_variables()), call.first)
+            start = Moment(take(strategy), call.first)
             findings += _mirrored(strategy, start, "before")
             try:
                 self._run(start)
@@ -76,6 +77,7 @@ class Trial:
                 is_steady = not any(x.check == "trace" and x.is_failed for x in findings)
                 findings += self._parity(last) if is_steady else [_pointless()]
             findings += random_streams(self._program, strategy.num_replicas_in_sync)
+        del variables
         return [*findings, *self._busy()]
 
     def _look_at_program(self) -> None:
@@ -124,7 +126,7 @@ class Trial:
         yield from parity(one, self._program, [self._taken(), *last])
         try:
             outcomes = one.steps(self._steps[0][0], self._rows)
-        except NotComparable:
+        except Exception:  # noqa: BLE001 - `parity` has said what it is
             return
         losses = [loss_of(outcome.aux) for outcome in outcomes]
         self.facts = dataclasses.replace(

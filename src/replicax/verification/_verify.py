@@ -48,7 +48,8 @@ def verify(
     Args:
         strategy: The strategy.
         step: The training step. `step(batch)` writes variables in place;
-            `state, aux = step(state, batch)` is in functional style.
+            `state, aux = step(state, batch)` is in functional style. A compiled Keras model stands
+            for its `fit`.
         state_or_variables: The functional state; or the variables, module or model that the step
             writes, or None.
         dataset: A distributed dataset or an iterator of one; or what `strategy.distribute_dataset`
@@ -80,7 +81,7 @@ def verify(
         (True, 0.0)
     """
     require_strategy(strategy)
-    call = Call(step, state_or_variables)
+    call = Call(strategy, step, state_or_variables)
     batches = taken(strategy, dataset, _STEPS)
     mesh = strategy.replica_mesh
     rows = [Rows(batch, mesh) for batch in batches.first]
