@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 
@@ -61,9 +60,7 @@ def _spans(
 
 
 def _ordinal(device: jax.Device) -> int:
-    local: Any = getattr(device, "local_hardware_id", None)
-    if isinstance(local, int) and local >= 0:
-        return int(local)
+    """The number that the profiler of this process gives a device."""
     number: int = jax.local_devices(backend=device.platform).index(device)
     return number
 

@@ -162,8 +162,8 @@ def _counted_once_a_replica(
     """Whether the difference to one device is the same for other rows: it comes from none."""
     if program.flow is None:
         return None
-    sites = [x.common for x in program.flow.meetings if x.common is not None]
-    if not sites or taken.other is None:
+    is_sent = any(x.common is not None for x in program.flow.meetings)
+    if not is_sent or taken.other is None:
         return None
     again = {each.name: each for each in one.compare(taken.other, 4).state}
     for each in differing:
@@ -176,7 +176,7 @@ def _counted_once_a_replica(
     return Cause(
         "The difference to one device is the same for other rows: a part of the loss (or of the "
         "gradient) that is equal on all replicas, such as a regularizer of the weights, is counted "
-        f"once a replica. Such a part is added at {sites[0]}.",
+        f"once a replica. Such a part is added at {program.flow.common[0]}.",
         "Divide that part by the number of replicas where losses are summed "
         "(`ctx.num_replicas_in_sync`), or add its gradient after the all-reduce; or use "
         "`ctx.global_mean` and MEAN.",

@@ -66,7 +66,7 @@ class Entry:
 
     def tolerance_of(self, other: Array) -> float:
         """The tolerance, for a change of another size."""
-        larger = float(np.max(np.abs(other), initial=0.0))
+        larger = _largest(other)
         return self.tolerance * max(1.0, larger / self.scale) if self.scale else self.tolerance
 
 
@@ -100,11 +100,11 @@ def compared(
         noise = None
         if back is not None and back.shape == after.shape and is_float:
             noise = _distance(_wide(back), _wide(there))
-        scale = float(np.max(np.abs(of_one), initial=0.0))
+        scale = _largest(of_one)
         tolerance = 0.0
         if is_float:
             width = min(coarsest, after.dtype.itemsize if after.dtype.kind != "c" else 4)
-            largest = float(np.max(np.abs(_wide(start)), initial=0.0))
+            largest = _largest(_wide(start))
             tolerance = _RELATIVE.get(width, 1e-4) * scale
             tolerance += _ROUNDINGS * float(jnp.finfo(after.dtype).eps) * max(largest, scale)
             tolerance += float(jnp.finfo(after.dtype).tiny)
@@ -118,6 +118,12 @@ def compared(
 def relative_tolerance(coarsest: int) -> float:
     """The stated tolerance, for messages."""
     return _RELATIVE.get(coarsest, 1e-4)
+
+
+def _largest(x: Array) -> float:
+    """The largest size of a number that is finite."""
+    sizes = np.abs(x)
+    return float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
 
 
 def _wide(x: Array) -> Array:

@@ -129,6 +129,8 @@ class Flow:
         laid_over_rows: Numbers of draws, alike on all replicas, that are combined with rows that
             differ.
         has_replicas: Whether anything runs on the replicas.
+        common: Lines where something equal on all replicas is added to what differs, in program
+            order: the forward pass comes first.
     """
 
     outputs: tuple[Value, ...]
@@ -136,6 +138,7 @@ class Flow:
     draws: tuple[Draw, ...]
     laid_over_rows: frozenset[int]
     has_replicas: bool
+    common: tuple[CallSite, ...] = ()
 
 
 def flow_of(traced: Traced, num_state_leaves: int) -> Flow:
@@ -156,6 +159,7 @@ def flow_of(traced: Traced, num_state_leaves: int) -> Flow:
         tuple(reading.draws),
         frozenset(reading.laid_over_rows),
         reading.has_replicas,
+        tuple(dict.fromkeys(reading.common)),
     )
 
 
@@ -165,6 +169,7 @@ class _Reading:
         self.draws: list[Draw] = []
         self.laid_over_rows: set[int] = set()
         self.has_replicas = False
+        self.common: list[CallSite] = []
         self._is_inside = False
         self._site: CallSite | None = None
 
@@ -198,8 +203,10 @@ class _Reading:
         found = None if rule is None else rule(eqn, values)
         if found is None:
             found = self._called(eqn, values)
+        if found is None:
+            found = [self._combined(eqn, values)] * len(eqn.outvars)
         self._site = outer
-        return [self._combined(eqn, values)] * len(eqn.outvars) if found is None else found
+        return found
 
     def _rule(self, name: str, values: Sequence[Value]) -> Any:
         """What is known of a primitive."""
@@ -227,8 +234,9 @@ class _Reading:
                 self._note_overlay(eqn, values)
                 draws = frozenset()
         common = joined.common
-        if self._is_inside and common is None and _adds_what_is_common(eqn, values):
-            common = self._site
+        if self._is_inside and self._site and _adds_what_is_common(eqn, values):
+            self.common.append(self._site)
+            common = common or self._site
         return dataclasses.replace(joined, draws=draws, common=common)
 
     def _note_overlay(self, eqn: Any, values: Sequence[Value]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -56,6 +57,8 @@ def put_back(strategy: Strategy) -> Iterator[None]:
     """
     before = [(v, array, v._lent) for v, array in take(strategy).items()]
     drawn = PythonRandom()
+    collects = gc.isenabled()
+    gc.disable()  # What is there now, such as a model that nobody holds, stays until the end.
     keys = strategy.collective_keys
     instances = dict(keys._next_instance)
     give({variable: array for variable, array, _ in before})
@@ -69,6 +72,8 @@ def put_back(strategy: Strategy) -> Iterator[None]:
                 variable._lent = lent
         keys._next_instance = instances
         drawn.restore()
+        if collects:
+            gc.enable()
 
 
 class PythonRandom:

@@ -64,13 +64,13 @@ class Trial:
         with put_back(strategy):
             start = Moment(take(strategy), call.first)
             findings += _mirrored(strategy, start, "before")
+            trace = list(steady(self._program, call, self._first[0]))
             try:
                 self._run(start)
                 last = self._last()
             except ReplicaxError as error:
                 return [*findings, _refused(call, error)]
-            findings.append(self._ran())
-            findings += steady(self._program, call, self._first[0])
+            findings += [self._ran(), *trace]
             findings += _mirrored(strategy, self._steps[-1][1].after, "after")
             findings += collectives(self._program, call, strategy.num_replicas_in_sync)
             if one_device:
@@ -89,6 +89,8 @@ class Trial:
 
     def _run(self, start: Moment) -> None:
         """Steps one after the other: for each, the state before it and what it did."""
+        if self._call.trains_itself:  # The first call builds more than a step.
+            self._call.run(start, self._first[0])
         self._step(start, self._first[0])
         with self._profiler.recording():
             for batch in self._first[1:]:
