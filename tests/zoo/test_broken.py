@@ -11,6 +11,7 @@ ONE_PROCESS = names("broken")
 EVERY = sorted(ONE_PROCESS + names("broken", workers=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_PROCESS)
 def test_the_fault_is_named(name):
     program = load("broken", name)

@@ -9,6 +9,7 @@ from .programs import load, names, verdict
 ONE_PROCESS = names("correct")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_PROCESS)
 def test_nothing_is_said_against_it(name):
     said = verdict(load("correct", name))
