@@ -12,7 +12,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "J3", "tensorflow/tensorflow#36001"
-NAMED_BY = "parity", "a replica's own gradient before it is combined", "clipped"
+NAMED_BY = "parity", "a replica's own gradient before it is combined", "then `max` at"
 
 
 def make():

@@ -12,7 +12,7 @@ import optax
 
 import replicax as rx
 
-NAMED_BY = "parity", "`state`", "own rows together"
+NAMED_BY = "parity", "`state`", "own rows together", "`dot_general` at"
 
 
 def make():

@@ -12,7 +12,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "B10", "keras-team/keras#19290"
-NAMED_BY = "parity", "`state['w']`", "own rows together", "a top-k"
+NAMED_BY = "parity", "`state['w']`", "own rows together", "`top_k` at"
 
 
 def make():

@@ -11,12 +11,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "C5", "tensorflow/tensorflow#60438"
-NAMED_BY = (
-    "parity",
-    "`scale`",
-    "own rows together",
-    "BatchNorm with the statistics of its own batch",
-)
+NAMED_BY = "parity", "`scale`", "own rows together", "then `square` at"
 
 
 def make():

@@ -12,7 +12,7 @@ import numpy as np
 import replicax as rx
 
 SEEN = "B11", "huggingface/transformers#34191"
-NAMED_BY = "parity", "`state`", "own rows together", "a mean over tokens"
+NAMED_BY = "parity", "`state`", "own rows together", "then `div` at"
 
 
 def make():

@@ -13,7 +13,7 @@ import optax
 
 import replicax as rx
 
-NAMED_BY = "parity", "state[0]['w']", "done to a replica's own gradient before it is combined"
+NAMED_BY = "parity", "state[0]['w']", "given to an optimizer before the all-reduce"
 
 OPTIMIZER = optax.adam(0.1)
 
