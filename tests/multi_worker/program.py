@@ -13,6 +13,7 @@ import checks_order  # noqa: F401
 import checks_saving  # noqa: F401
 import checks_steps  # noqa: F401
 import checks_values  # noqa: F401
+import checks_zoo  # noqa: F401
 from checks import main
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ._compared import Entry
+from ._mixing import mixings
 from ._state import Array
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ._program import Program
 
 _MOST_REPLICAS = 16
+_MOST_LINES = 2
 _FACTOR_SLACK = 0.25
 
 
@@ -51,7 +53,7 @@ def cause_of(
         return found
     if replicas > _MOST_REPLICAS:
         return None
-    found = _by_replicas_alone(before, entries, counts, one.alone(taken))
+    found = _by_replicas_alone(before, entries, counts, one.alone(taken), program)
     return found or _counted_once_a_replica(differing, taken, one, program)
 
 
@@ -122,6 +124,7 @@ def _by_replicas_alone(
     entries: Sequence[Entry],
     counts: Sequence[int],
     alone: Sequence[Hosted],
+    program: Program,
 ) -> Cause | None:
     """Whether the changes are a simple combination of what each replica would do alone."""
     changes = []
@@ -137,7 +140,7 @@ def _by_replicas_alone(
 
     is_uneven = len(set(counts)) > 1
     if fits(lambda x: np.mean(x, axis=0)):
-        return _half_weighted(counts) if is_uneven else _nonlinear(entries)
+        return _half_weighted(counts) if is_uneven else _nonlinear(entries, program)
     if is_uneven and fits(lambda x: np.sum(x, axis=0) / len(counts)):
         return _half_weighted(counts)
     if fits(lambda x: np.sum(x, axis=0)):
@@ -192,17 +195,22 @@ def _half_weighted(counts: Sequence[int]) -> Cause:
     )
 
 
-def _nonlinear(entries: Sequence[Entry]) -> Cause:
+def _nonlinear(entries: Sequence[Entry], program: Program) -> Cause:
     results = [each.name for each in entries if each.name.startswith("result")]
+    where = _where(program)
     if results:
         return Cause(
             "The step gives the mean of what each replica would give alone, its loss "
             f"(`{results[0]}`) too: the forward pass computes something of a replica's own rows "
-            "together. That may be BatchNorm with the statistics of its own batch, a ratio of "
-            "sums that it divides by itself (a mean over tokens), a top-k, or a product of rows "
-            "with rows (contrast).",
+            "together. "
+            + (
+                where
+                or "That may be BatchNorm with the statistics of its own batch, a ratio of sums "
+                "that it divides by itself (a mean over tokens), a top-k, or a product of rows "
+                "with rows (contrast)."
+            ),
             "Combine before what is not linear: gather the rows (`ctx.all_gather`), or sum "
-            "numerator and denominator (`ctx.global_sum`). Statistics of a batch: "
+            "numerator and denominator (`ctx.global_sum`). Statistics of a batch (BatchNorm): "
             "`ctx.all_reduce('mean', ...)` of the mean and of the mean of squares; Flax NNX: "
             "`nnx.BatchNorm(..., axis_name='replica')`; Keras: `fit`, or "
             "`BatchNormalization(synchronized=True)`.",
@@ -211,10 +219,16 @@ def _nonlinear(entries: Sequence[Entry]) -> Cause:
         "The step gives the mean of what each replica would do alone, and that is no mean over "
         "rows: something is done to a replica's own gradient before it is combined. Most often "
         "it is clipped, normalised or given to an optimizer before the all-reduce; or its own "
-        "rows were mixed before (BatchNorm, a ratio of sums, top-k, contrast).",
+        f"rows were mixed before (BatchNorm, a ratio of sums, top-k, contrast). {where}".rstrip(),
         "First `gradients = ctx.all_reduce('mean', gradients)`, then clip "
         "(`rx.clip_by_global_norm(gradients, ...)`) and apply them.",
     )
+
+
+def _where(program: Program) -> str:
+    """What mixes a replica's rows in the step, with its line; empty if that is not known."""
+    found = () if program.look is None else mixings(program.look.traced)
+    return f"In the step: {'; '.join(map(str, found[:_MOST_LINES]))}." if found else ""
 
 
 def _only(number: int) -> Cause:
