@@ -62,8 +62,10 @@ from replicax.values import SyncOnReadVariable as SyncOnReadVariable
 from replicax.values import Variable as Variable
 from replicax.values import VariableAggregation as VariableAggregation
 from replicax.values import VariableSynchronization as VariableSynchronization
+from replicax.verification import Report as Report
 from replicax.verification import check_replicas_equal as check_replicas_equal
 from replicax.verification import check_replicas_work as check_replicas_work
+from replicax.verification import verify as verify
 
 if _typing.TYPE_CHECKING:
     from replicax import checkpoint as checkpoint
@@ -114,6 +116,7 @@ __all__ = [
     "PreemptionHandler",
     "ReduceOp",
     "ReplicaContext",
+    "Report",
     "Strategy",
     "SyncOnReadVariable",
     "TerminationConfig",
@@ -148,6 +151,7 @@ __all__ = [
     "testing",
     "trace",
     "value_and_grad",
+    "verify",
 ]
 
 _log.apply_environment()

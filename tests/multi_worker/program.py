@@ -15,6 +15,7 @@ import checks_recording  # noqa: F401
 import checks_saving  # noqa: F401
 import checks_steps  # noqa: F401
 import checks_values  # noqa: F401
+import checks_zoo  # noqa: F401
 from checks import main
 
 if __name__ == "__main__":

@@ -25,6 +25,35 @@ def compiled(strategy, fn, value, *, inside):
     return rx.function(lambda x: strategy.run(fn, args=(x,)))(value)
 
 
+# --- what the replica function closes over -----------------------------------------------------
+
+
+def gradients_with_frozen_weights(frozen):
+    """Derivatives of what JAX traces in several ways: nested, transposed, batched."""
+
+    def loss(w):
+        rows = jax.vmap(lambda row: jnp.sum(row * frozen * w) ** 2)(jnp.eye(3))
+        total, _ = jax.lax.scan(
+            lambda c, row: (c + jnp.sum(row * frozen * w), None), 0.0, jnp.eye(3)
+        )
+        best = jnp.sort(jax.jit(jnp.multiply)(frozen, w))[-1]
+        return rows.sum() + total**2 + best + jax.nn.logsumexp(frozen * jax.nn.relu(w))
+
+    return jax.grad(loss)(jnp.arange(1.0, 4.0)), jax.hessian(lambda w: (frozen @ w) ** 3)(frozen)
+
+
+def test_arrays_of_variables_that_were_read_before(strategy):
+    """They name the mesh of the replicas, and their derivatives do, too."""
+    with strategy.scope():
+        frozen = rx.Variable([0.5, 2.0, 1.0]).value
+
+    found = rx.function(lambda: strategy.run(lambda: gradients_with_frozen_weights(frozen)))()
+
+    expected = gradients_with_frozen_weights(jnp.array([0.5, 2.0, 1.0]))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
 # --- arguments ---------------------------------------------------------------------------------
 
 

@@ -11,12 +11,14 @@ from ._doctor import doctor
 from ._explain import explain
 from ._inspect import inspect
 from ._run import run
+from ._verify import verify
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": run,
     "doctor": doctor,
     "explain": explain,
     "inspect": inspect,
+    "verify": verify,
 }
 
 _USAGE = """\
@@ -27,6 +29,7 @@ commands:
   doctor     look at this machine, or all workers: what is wrong, why, and what to do
   explain    show what a step is: its boundary, proof, collectives, memory and cost
   inspect    show what the workers of a job ran last, and where they part
+  verify     run a training step on your data, and check that all replicas do their part
 
 `replicax COMMAND --help` tells more.
 """

@@ -21,6 +21,24 @@ def load(target: str) -> tuple[Any, tuple[Any, ...]]:
         InvalidArgumentError: It is no such name, or the function returns something else.
         NotFoundError: There is no such script, module or function.
     """
+    returned = returned_by(target)
+    is_pair = isinstance(returned, tuple) and len(returned) == 2  # noqa: PLR2004 - as it says
+    if not is_pair or not callable(returned[0]) or not isinstance(returned[1], (tuple, list)):
+        raise other_result(
+            target,
+            returned,
+            "return `(step, arguments)`: the `rx.function`, and a tuple of what it is called with.",
+        )
+    return returned[0], tuple(returned[1])
+
+
+def other_result(target: str, returned: Any, fix: str) -> InvalidArgumentError:
+    """The error of a function that returns something else than a command takes."""
+    return InvalidArgumentError(describe(f"`{target}` returned {returned!r:.100}.", fix=fix))
+
+
+def returned_by(target: str) -> Any:
+    """What the function that `target` names returns; raises as `load` does."""
     place, separator, name = target.rpartition(":")
     if not separator or not place or not name:
         raise InvalidArgumentError(
@@ -38,17 +56,7 @@ def load(target: str) -> tuple[Any, tuple[Any, ...]]:
                 why=f"its functions are {', '.join(sorted(known)[:20]) or 'none'}.",
             )
         )
-    returned = names[name]()
-    is_pair = isinstance(returned, tuple) and len(returned) == 2  # noqa: PLR2004 - as it says
-    if not is_pair or not callable(returned[0]) or not isinstance(returned[1], (tuple, list)):
-        raise InvalidArgumentError(
-            describe(
-                f"`{target}` returned {returned!r:.100}.",
-                fix="return `(step, arguments)`: the `rx.function`, and a tuple of what it is "
-                "called with.",
-            )
-        )
-    return returned[0], tuple(returned[1])
+    return names[name]()
 
 
 def _names_of(place: str) -> dict[str, Any]:

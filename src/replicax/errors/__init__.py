@@ -23,6 +23,7 @@ number is the status code.
     │   ├── MixedStrategiesError 9
     │   ├── DevicesStartedError 9
     │   ├── StartupError 9
+    │   ├── VerificationError 9
     │   └── ReplicaDivergenceError 9
     │       ├── VaryingWriteError 9
     │       ├── VaryingControlFlowError 9
@@ -85,6 +86,7 @@ from ._tree import UnprovenError as UnprovenError
 from ._tree import UnusedMaskError as UnusedMaskError
 from ._tree import VaryingControlFlowError as VaryingControlFlowError
 from ._tree import VaryingWriteError as VaryingWriteError
+from ._tree import VerificationError as VerificationError
 from ._tree import WorkerFailedError as WorkerFailedError
 
 __all__ = [
@@ -124,6 +126,7 @@ __all__ = [
     "UnusedMaskError",
     "VaryingControlFlowError",
     "VaryingWriteError",
+    "VerificationError",
     "WorkerFailedError",
     "call_site",
     "describe",

@@ -249,6 +249,10 @@ class StartupError(FailedPreconditionError):
     """The workers of a job could not start together: one is missing, or they do not match."""
 
 
+class VerificationError(FailedPreconditionError):
+    """A check of `rx.verify` has failed."""
+
+
 class PreemptedError(AbortedError):
     """The job was told to leave, and has saved what it had to save."""
 

@@ -32,6 +32,7 @@ if _keras.config.backend() != "jax":
     )
 
 from replicax import input as _input
+from replicax.keras import _verification as _verification
 from replicax.keras._adapters import KerasDataset as _KerasDataset
 from replicax.keras._adopt import adopt as adopt
 from replicax.keras._fit import evaluate as evaluate

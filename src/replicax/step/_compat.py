@@ -104,6 +104,16 @@ def expand_high_primitive(eqn: JaxprEqn) -> Any:
     return jax.make_jaxpr(run)(*(atom.aval for atom in eqn.invars))
 
 
+def without_mesh_context(eqn: JaxprEqn) -> JaxprEqn:
+    """The equation as if no mesh had been set where it was traced; the same object if none was."""
+    if eqn.ctx.cur_abstract_mesh.empty:
+        return eqn
+    no_mesh = jax.sharding.AbstractMesh((), ())
+    with eqn.ctx.manager, jax.sharding.use_abstract_mesh(no_mesh):
+        plain: JaxprEqn = eqn.replace(ctx=type(eqn.ctx)())  # of the settings that hold here
+    return plain
+
+
 CALLBACKS = frozenset({"debug_callback", "debug_print", "io_callback", "pure_callback"})
 """Primitives that call a Python function on the host."""
 

@@ -31,7 +31,7 @@ from replicax.step._proof import Proof, Source, prove
 from replicax.step._results import combined_outputs
 from replicax.step._row_count import check_row_count
 from replicax.step._run_facts import Crossing, RunFacts
-from replicax.step._unplaced import unplaced
+from replicax.step._unplaced import unplaced, without_places
 from replicax.step._written import check_writes, describe_source
 from replicax.values import (
     AXIS,
@@ -126,7 +126,7 @@ def run_compiled(
         inputs.append(padding.rows)
         specs.append(PartitionSpec(AXIS))
     emitted = with_caught_callbacks(sent, trace.callbacks, axis)
-    outputs = _emit(strategy, emitted, inputs, specs, causes)
+    outputs = _emit(strategy, without_places(emitted, axis), inputs, specs, causes)
     trace.entries.extend(outcome.entries)
     trace.runs.append(
         RunFacts(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -44,6 +45,7 @@ from replicax.values import (
 from replicax.values._frames import STACK
 
 _COUNT = itertools.count(1)
+_LIVE: weakref.WeakSet[Function] = weakref.WeakSet()
 
 # What a program raises, before it runs, for arguments of another structure or in other places.
 # What XLA raises while it runs is not among them: by then, arrays have been given away.
@@ -89,6 +91,7 @@ class Function:
         self._methods: dict[int, Function] = {}
         self._fed: FedFunction | None = None
         self._gets_batches = False
+        _LIVE.add(self)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Function | BoundFunction:
         """As a method: a function for each object, of which `self` is a fixed part."""

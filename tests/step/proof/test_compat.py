@@ -24,6 +24,19 @@ def test_opened():
     assert len(jaxpr.invars) == 1
 
 
+def test_without_mesh_context():
+    mesh = jax.sharding.AbstractMesh((2,), ("x",))
+    with jax.sharding.use_abstract_mesh(mesh):
+        eqn = first_equation(jnp.sin, X)
+    assert eqn.ctx.cur_abstract_mesh == mesh
+
+    plain = _compat.without_mesh_context(eqn)
+
+    assert plain.ctx.cur_abstract_mesh.empty
+    assert plain.primitive is eqn.primitive
+    assert _compat.without_mesh_context(plain) is plain
+
+
 def test_scan_lengths():
     factor = jnp.arange(4.0)
     eqn = first_equation(

@@ -1,0 +1,27 @@
+"""A step without `rx.function`: replicas run one after the other, for debugging."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import replicax as rx
+
+
+def make():
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        w = rx.Variable(1.0, name="w")
+
+    def replica_step(x):
+        ctx = rx.get_replica_context()
+        loss, gradients = rx.value_and_grad(
+            lambda: ctx.global_mean((w.value * x - 2 * x) ** 2), [w]
+        )()
+        w.assign_sub(0.01 * ctx.all_reduce("mean", gradients)[0])
+        return loss
+
+    def step(x):
+        return strategy.run(replica_step, args=(x,))
+
+    x = np.arange(1, 5, dtype=np.float32)
+    return strategy, step, [w], strategy.distribute_dataset([x])

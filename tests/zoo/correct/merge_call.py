@@ -1,0 +1,31 @@
+"""The replicas meet in a function of the cross-replica context, which reduces and updates."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import replicax as rx
+
+
+def make():
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        w = rx.Variable(1.0, name="w")
+
+    def update(strategy, gradient):
+        w.assign_sub(0.01 * strategy.reduce("mean", gradient, axis=None))
+
+    def replica_step(x):
+        ctx = rx.get_replica_context()
+        loss, gradients = rx.value_and_grad(
+            lambda: ctx.global_mean((w.value * x - 2 * x) ** 2), [w]
+        )()
+        ctx.merge_call(update, args=(gradients[0],))
+        return loss
+
+    @rx.function
+    def step(x):
+        return strategy.run(replica_step, args=(x,))
+
+    x = np.arange(1, 5, dtype=np.float32)
+    return strategy, step, [w], strategy.distribute_dataset([x])
