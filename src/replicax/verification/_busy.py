@@ -12,7 +12,7 @@ from replicax.errors import Table
 from replicax.strategies import Strategy
 
 from ._facts import ReplicaTime, Span
-from ._profile import Interval, Profile, total
+from ._profile import Busy, Interval, Profile, total
 from ._report import Finding, Status
 
 _CHECK = "busy"
@@ -28,7 +28,7 @@ def times_of(
     times: list[ReplicaTime] = []
     spans: list[Span] = []
     for replica, device in zip(mesh.local_replicas, mesh.local_devices, strict=True):
-        busy = profile.devices.get(_ordinal(device))
+        busy = _of_device(profile, device)
         known = bool(profile.devices) and steps > 0
         compute = communication = None
         if known:
@@ -59,10 +59,11 @@ def _spans(
             yield Span(replica, start - first, end - start, kind)
 
 
-def _ordinal(device: jax.Device) -> int:
-    """The number that the profiler of this process gives a device."""
-    number: int = jax.local_devices(backend=device.platform).index(device)
-    return number
+def _of_device(profile: Profile, device: jax.Device) -> Busy | None:
+    """What a device did: profilers number devices over all processes (CPU), or in their own."""
+    if device.id in profile.devices:
+        return profile.devices[device.id]
+    return profile.devices.get(jax.local_devices(backend=device.platform).index(device))
 
 
 def busy(

@@ -45,7 +45,7 @@ class Profile:
     """A profile of some steps.
 
     Attributes:
-        devices: What each device of this process did, by its number in the process.
+        devices: What each device of this process did, by the number that the profiler gives it.
         steps: When each step began and ended.
         problem: Why there is none, if there is none.
     """
