@@ -1,8 +1,10 @@
-"""Keras is imported before any test: what it sets in the environment is no test's leak."""
+"""What libraries set in the environment when they are imported is no test's leak."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 
-with contextlib.suppress(ModuleNotFoundError):
-    import keras  # noqa: F401
+for name in ("keras", "sklearn.datasets"):
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module(name)

@@ -29,7 +29,7 @@ def make():
         def loss_fn(weights):
             return ctx.global_mean((weights["w"] * x - y) ** 2)
 
-        updates, slots = OPTIMIZER.update(jax.grad(loss_fn)(weights), slots, weights)  # fault
+        updates, slots = OPTIMIZER.update(jax.grad(loss_fn)(weights), slots, weights)
         weights = optax.apply_updates(weights, updates)
         floats, counts = slots[0]._replace(count=None), slots[0].count
         weights, floats = ctx.all_reduce("mean", (weights, floats))
