@@ -35,6 +35,7 @@ from replicax.step import accumulate as accumulate
 from replicax.step import apply_gradients as apply_gradients
 from replicax.step import clip_by_global_norm as clip_by_global_norm
 from replicax.step import compute_average_loss as compute_average_loss
+from replicax.step import embedding_lookup as embedding_lookup
 from replicax.step import function as function
 from replicax.step import register_optimizer as register_optimizer
 from replicax.step import register_primitive as register_primitive
@@ -128,6 +129,7 @@ __all__ = [
     "compute_average_loss",
     "data",
     "devices",
+    "embedding_lookup",
     "errors",
     "explain",
     "function",

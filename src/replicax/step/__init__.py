@@ -17,6 +17,7 @@ from replicax.step._feeding import take_in_step as take_in_step
 from replicax.step._function import Function as Function
 from replicax.step._function import function as function
 from replicax.step._gradients import value_and_grad as value_and_grad
+from replicax.step._lookup import embedding_lookup as embedding_lookup
 from replicax.step._losses import compute_average_loss as compute_average_loss
 from replicax.step._optimizers import Optimizer as Optimizer
 from replicax.step._optimizers import apply_gradients as apply_gradients
@@ -47,6 +48,7 @@ __all__ = [
     "clip_by_global_norm",
     "compute_average_loss",
     "current_replica_context",
+    "embedding_lookup",
     "function",
     "is_counted",
     "is_per_row",

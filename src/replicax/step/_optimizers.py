@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 
 from replicax import errors
 from replicax.step._require_mirrored import require_mirrored
+from replicax.step._row_updates import RowUpdates
+from replicax.step._sparse import holds_sparse_rows
 from replicax.values import Variable
+from replicax.values._sparse import dense, is_sparse
 
 _KINDS: list[tuple[Callable[[Any], bool], Callable[..., Any]]] = []
 
@@ -54,7 +57,8 @@ def apply_gradients(
         optimizer: An `rx.Optimizer`, or one of a kind that was registered: those of Keras once
             `rx.keras` is imported, `flax.nnx.Optimizer` with `rx.nnx`.
         gradients: The gradients of the global batch, in the structure of `variables`:
-            `ctx.all_reduce("mean", gradients)`.
+            `ctx.all_reduce("mean", gradients)`. Sparse rows (`rx.IndexedSlices`) are for an
+            `rx.Optimizer`; others get them as whole arrays.
         variables: What is changed. An `rx.Optimizer` knows its variables.
         apply_if: bool[], equal on all replicas; where it is false, nothing changes, neither the
             variables nor the optimizer's state. None means true.
@@ -81,6 +85,8 @@ def apply_gradients(
     if apply is None:
         raise _unknown(optimizer)
     gradients = require_mirrored(gradients, "rx.apply_gradients")
+    if not isinstance(optimizer, Optimizer):
+        gradients = dense(gradients)
     if apply_if is not None:
         extra["apply_if"] = require_mirrored(apply_if, "rx.apply_gradients")
     return apply(optimizer, gradients, variables, **extra)
@@ -92,9 +98,18 @@ class Optimizer:
     Create it where the variables are created, in `strategy.scope()`. A checkpoint saves and
     restores its state like that of any object with variables.
 
+    Where the gradient of a variable is an `rx.IndexedSlices`, only its rows are changed if the rule
+    of the transformation says that the others stay what they are (SGD, Adagrad): the numbers are
+    those of the dense gradient. Of other transformations the gradient is made dense, unless
+    `sparse_rows` is "lazy".
+
     Args:
         transformation: An `optax.GradientTransformation`, or anything with its `init` and `update`.
         variables: A tree of variables. Those that are not trainable are refused.
+        sparse_rows: "exact", the numbers of the dense gradient. "lazy": rows without a gradient,
+            and their state, stay as they are, whatever the rule says of them. Moments then do not
+            decay between the steps in which a row occurs, so lazy Adam is not Adam; it is for
+            large tables, of which a step sees a few rows.
 
     Attributes:
         transformation: As given.
@@ -103,6 +118,7 @@ class Optimizer:
 
     Raises:
         ArgumentTypeError: No transformation, or something else than variables.
+        InvalidArgumentError: `sparse_rows` is neither.
 
     Examples:
         >>> import optax
@@ -116,7 +132,20 @@ class Optimizer:
 
     _holds_variables: ClassVar[bool] = True  # for checkpoints
 
-    def __init__(self, transformation: Any, variables: Any) -> None:
+    def __init__(
+        self,
+        transformation: Any,
+        variables: Any,
+        *,
+        sparse_rows: Literal["exact", "lazy"] = "exact",
+    ) -> None:
+        if sparse_rows not in ("exact", "lazy"):
+            raise errors.InvalidArgumentError(
+                errors.describe(
+                    f"rx.Optimizer: `sparse_rows` = {sparse_rows!r}.",
+                    fix="Pass 'exact', or 'lazy' to leave rows without a gradient alone.",
+                )
+            )
         if not (hasattr(transformation, "init") and hasattr(transformation, "update")):
             raise errors.ArgumentTypeError(
                 errors.describe(
@@ -136,6 +165,7 @@ class Optimizer:
                 )
         self.transformation = transformation
         self.variables = variables
+        self._rows = RowUpdates(transformation, is_lazy=sparse_rows == "lazy")
         self._jitted = jax.jit(self._update)
         start = transformation.init(values_of(variables))
         # Of constants optax may use one array in two places.
@@ -149,6 +179,10 @@ class Optimizer:
     def _update(
         self, gradients: Any, state: Any, before: Any, apply_if: Any, **extra: Any
     ) -> tuple[Any, Any]:
+        if holds_sparse_rows(gradients):
+            gradients, rule = self._rows.prepared(gradients, before, extra)
+            if rule is not None:
+                return self._rows.apply(rule, gradients, state, before, apply_if)
         updates, new_state = self.transformation.update(gradients, state, before, **extra)
         new = jax.tree.map(lambda w, u: jnp.asarray(w + u).astype(w.dtype), before, updates)
         if apply_if is None:
@@ -159,13 +193,14 @@ class Optimizer:
     def apply(self, gradients: Any, *, apply_if: Any = None, **extra: Any) -> None:
         """Change the variables; see `rx.apply_gradients`."""
         rows: Any = jax.tree.structure(self.variables)
-        if rows != jax.tree.structure(gradients):
+        given: Any = jax.tree.structure(gradients, is_leaf=is_sparse)
+        if rows != given:
             raise errors.InvalidArgumentError(
                 errors.describe(
                     "rx.apply_gradients: the gradients have another structure than the variables.",
                     table=errors.Table(
                         ("what", "structure"),
-                        [("gradients", jax.tree.structure(gradients)), ("variables", rows)],
+                        [("gradients", given), ("variables", rows)],
                     ),
                     fix="Pass `rx.value_and_grad(fn, optimizer.variables)` gradients as they are.",
                 )
