@@ -39,6 +39,7 @@ from replicax.step import embedding_lookup as embedding_lookup
 from replicax.step import function as function
 from replicax.step import register_optimizer as register_optimizer
 from replicax.step import register_primitive as register_primitive
+from replicax.step import shard_optimizer as shard_optimizer
 from replicax.step import value_and_grad as value_and_grad
 from replicax.strategies import CentralStorageStrategy as CentralStorageStrategy
 from replicax.strategies import MirroredStrategy as MirroredStrategy
@@ -141,6 +142,7 @@ __all__ = [
     "precision",
     "register_optimizer",
     "register_primitive",
+    "shard_optimizer",
     "testing",
     "value_and_grad",
 ]

@@ -31,6 +31,8 @@ from replicax.step._run import mixed as mixed
 from replicax.step._run import require_cross_replica as require_cross_replica
 from replicax.step._run import run as run
 from replicax.step._run import run_update as run_update
+from replicax.step._sharded_optimizer import ShardedTransformation as ShardedTransformation
+from replicax.step._sharded_optimizer import shard_optimizer as shard_optimizer
 from replicax.step._single_context import SingleReplicaContext as SingleReplicaContext
 from replicax.step._single_context import current_replica_context as current_replica_context
 
@@ -42,6 +44,7 @@ __all__ = [
     "Optimizer",
     "RandomStream",
     "ReplicaContext",
+    "ShardedTransformation",
     "SingleReplicaContext",
     "accumulate",
     "apply_gradients",
@@ -61,6 +64,7 @@ __all__ = [
     "require_mirrored",
     "run",
     "run_update",
+    "shard_optimizer",
     "surrounding_trace",
     "take_in_step",
     "value_and_grad",

@@ -162,6 +162,10 @@ class ElementRule:
     def _leaf(self, value: _Value) -> int | None:
         return None if value.group is None else self._groups.leaf(value.group)
 
+    def in_structure(self, leaves: Sequence[Any]) -> Any:
+        """Leaves of a state as a state."""
+        return self._state_structure.unflatten(leaves)
+
     # -- parts of elements --------------------------------------------------------
 
     def start(self, params: Sequence[Any]) -> list[Any]:
@@ -299,6 +303,8 @@ class _Evaluation:
         group = self._groups.join(meet) if meet else None
         if name == "optimization_barrier":
             return operands
+        if name == "convert_element_type" and self._bind is None and not meet:
+            return operands  # A constant stays known.
         form = _form(eqn, operands)
         arrays = [None] * len(eqn.outvars)
         if self._bind is not None:
@@ -361,20 +367,22 @@ def _form(eqn: Any, operands: Sequence[_Value]) -> Form:  # noqa: PLR0911 - a ta
         return first
     if name in {"add", "add_any"} and first == "zero":
         return last
-    if name in {"max", "min"} and _keeps_zero(name, eqn, forms):
+    if name in {"max", "min"} and _keeps_zero(name, operands):
         return "zero"
     if name == "select_n" and all(form == last for form in forms[1:]):
         return last
     return None
 
 
-def _keeps_zero(name: str, eqn: Any, forms: Sequence[Form]) -> bool:
+def _keeps_zero(name: str, operands: Sequence[_Value]) -> bool:
     """Whether a bound leaves zero as it is."""
-    if all(form == "zero" for form in forms):
+    if all(value.form == "zero" for value in operands):
         return True
-    for atom, other in zip(eqn.invars, reversed(forms), strict=True):
-        if other == "zero" and isinstance(atom, _compat.literal_type()):
-            return bool(atom.val <= 0 if name == "max" else atom.val >= 0)
+    for value, other in zip(operands, reversed(operands), strict=True):
+        bound = value.array
+        is_known = bound is not None and not isinstance(bound, jax.core.Tracer)
+        if other.form == "zero" and value.is_uniform and is_known:
+            return bool(bound <= 0 if name == "max" else bound >= 0)
     return False
 
 

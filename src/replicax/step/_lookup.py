@@ -105,7 +105,7 @@ def _rows(table: Any, places: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _taken(whole: Any, places: jax.Array) -> jax.Array:
-    rows: jax.Array = whole.at[places].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    rows: jax.Array = jnp.asarray(whole).at[places].get(mode="promise_in_bounds", wrap_negative_indices=False)
     return rows
 
 

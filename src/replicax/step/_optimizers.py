@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from replicax import errors
 from replicax.step._require_mirrored import require_mirrored
 from replicax.step._row_updates import RowUpdates
+from replicax.step._sharded_optimizer import ShardedTransformation, ShardedUpdate
 from replicax.step._sparse import holds_sparse_rows
-from replicax.values import Variable
+from replicax.values import PerReplica, Variable, current_frame
 from replicax.values._sparse import dense, is_sparse
 
 _KINDS: list[tuple[Callable[[Any], bool], Callable[..., Any]]] = []
@@ -51,13 +52,15 @@ def apply_gradients(
 ) -> Any:
     """Let an optimizer change variables by gradients that the replicas have combined.
 
-    Context: any. Collective: no in a compiled step; in the eager runner, where it compares bits.
+    Context: any. Collective: no in a compiled step, unless the optimizer is sharded; in the eager
+    runner, where it compares bits.
 
     Args:
         optimizer: An `rx.Optimizer`, or one of a kind that was registered: those of Keras once
             `rx.keras` is imported, `flax.nnx.Optimizer` with `rx.nnx`.
         gradients: The gradients of the global batch, in the structure of `variables`:
-            `ctx.all_reduce("mean", gradients)`. Sparse rows (`rx.IndexedSlices`) are for an
+            `ctx.all_reduce("mean", gradients)`. An optimizer of `rx.shard_optimizer` takes each
+            replica's own gradients and combines them. Sparse rows (`rx.IndexedSlices`) are for an
             `rx.Optimizer`; others get them as whole arrays.
         variables: What is changed. An `rx.Optimizer` knows its variables.
         apply_if: bool[], equal on all replicas; where it is false, nothing changes, neither the
@@ -84,7 +87,8 @@ def apply_gradients(
     apply = next((apply for is_kind, apply in reversed(_KINDS) if is_kind(optimizer)), None)
     if apply is None:
         raise _unknown(optimizer)
-    gradients = require_mirrored(gradients, "rx.apply_gradients")
+    if not (isinstance(optimizer, Optimizer) and optimizer.combines_gradients):
+        gradients = require_mirrored(gradients, "rx.apply_gradients")
     if not isinstance(optimizer, Optimizer):
         gradients = dense(gradients)
     if apply_if is not None:
@@ -167,7 +171,17 @@ class Optimizer:
         self.variables = variables
         self._rows = RowUpdates(transformation, is_lazy=sparse_rows == "lazy")
         self._jitted = jax.jit(self._update)
+        self._sharded: ShardedUpdate | None = None
+        if isinstance(transformation, ShardedTransformation):
+            frame = current_frame()
+            if frame is not None and frame.strategy is not None:
+                self._sharded = ShardedUpdate(transformation.transformation, variables)
+                self.state = self._sharded.state
+                return
+            transformation = transformation.transformation  # One replica has it all.
+        self._plain = transformation
         start = transformation.init(values_of(variables))
+        _check_outermost(start)
         # Of constants optax may use one array in two places.
         self.state = jax.tree_util.tree_map_with_path(
             lambda path, x: Variable(
@@ -176,6 +190,11 @@ class Optimizer:
             start,
         )
 
+    @property
+    def combines_gradients(self) -> bool:
+        """Whether it takes each replica's own gradients: those of `rx.shard_optimizer` do."""
+        return self._sharded is not None
+
     def _update(
         self, gradients: Any, state: Any, before: Any, apply_if: Any, **extra: Any
     ) -> tuple[Any, Any]:
@@ -183,7 +202,7 @@ class Optimizer:
             gradients, rule = self._rows.prepared(gradients, before, extra)
             if rule is not None:
                 return self._rows.apply(rule, gradients, state, before, apply_if)
-        updates, new_state = self.transformation.update(gradients, state, before, **extra)
+        updates, new_state = self._plain.update(gradients, state, before, **extra)
         new = jax.tree.map(lambda w, u: jnp.asarray(w + u).astype(w.dtype), before, updates)
         if apply_if is None:
             return new, new_state
@@ -205,6 +224,9 @@ class Optimizer:
                     fix="Pass `rx.value_and_grad(fn, optimizer.variables)` gradients as they are.",
                 )
             )
+        if self._sharded is not None:
+            self._sharded.apply(gradients, apply_if, extra)
+            return
         before, state = values_of(self.variables), values_of(self.state)
         # Compiled as a whole, the eager runner takes milliseconds for it instead of seconds. What
         # is handed on may hold functions, which `jit` does not take.
@@ -224,6 +246,18 @@ def chosen(condition: Any, new: Any, old: Any) -> Any:
 def values_of(variables: Any) -> Any:
     """A tree of variables as a tree of their values."""
     return jax.tree.map(lambda variable: variable.value, variables)
+
+
+def _check_outermost(state: Any) -> None:
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, PerReplica))
+    if any(isinstance(leaf, PerReplica) for leaf in leaves):
+        raise errors.UnimplementedError(
+            errors.describe(
+                "rx.Optimizer was given a transformation with rx.shard_optimizer inside of it.",
+                why="What stands around it would see one replica's gradients.",
+                fix="Shard the whole: `rx.shard_optimizer(optax.chain(...))`.",
+            )
+        )
 
 
 def _leaves(tree: Any) -> list[Any]:
