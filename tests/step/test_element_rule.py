@@ -8,7 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from replicax.step._element_rule import ElementRule, NotElementwise
+from replicax.step._element_evaluation import NotElementwise
+from replicax.step._element_rule import ElementRule
 
 PARAMS = {"scalar": jnp.ones(()), "table": jnp.ones((4, 3)), "bias": jnp.ones(3)}  # bias first
 BIAS, SCALAR, TABLE = range(3)
@@ -76,7 +77,7 @@ def test_a_rule_that_mixes_leaves_is_refused():
         ElementRule(mixing, params)
 
 
-@pytest.mark.parametrize("name", ["adamw", "nesterov", "injected", "masked", "lion"])
+@pytest.mark.parametrize("name", ["adamw", "nesterov", "injected", "masked"])
 def test_parts_get_what_the_whole_gets(name):
     transformation = {**KEEP, **CHANGE}[name]
     rng = np.random.default_rng(0)
@@ -88,11 +89,12 @@ def test_parts_get_what_the_whole_gets(name):
         jnp.broadcast_to(x, parts_of_leaf(parts_of, leaf)) if leaf is not None else x
         for x, leaf in zip(rule.start(jax.tree.leaves(params)), rule.leaf_of, strict=True)
     ]
+    update, update_parts = jax.jit(transformation.update), jax.jit(rule.update)
     for _ in range(2):
         gradients = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), params)
-        updates, state = transformation.update(gradients, state, params)
+        updates, state = update(gradients, state, params)
         cut = jax.tree.map(lambda x: x.ravel()[1:3] if x.ndim else x, gradients)
-        found, parts = rule.update(jax.tree.leaves(cut), parts, jax.tree.leaves(parts_of))
+        found, parts = update_parts(jax.tree.leaves(cut), parts, jax.tree.leaves(parts_of))
         for x, y in zip(found, jax.tree.leaves(updates), strict=True):
             np.testing.assert_allclose(x, y.ravel()[1:3] if y.ndim else y, rtol=1e-6)
     for x, y in zip(parts, jax.tree.leaves(state), strict=True):

@@ -88,9 +88,7 @@ def run_compiled(
     rows_aval = None if padding is None else jax.ShapeDtypeStruct((), jnp.int32)
     program = traced(body, local, rows_aval, strategy)
     outcome = body.outcome
-    operands += [
-        _copy(v, variables, count, is_used=v in outcome.used_copies) for v in on_read
-    ]
+    operands += [_copy(v, variables, count, is_used=v in outcome.used_copies) for v in on_read]
     aligned: tuple[bool | None, ...] = ()
     wider = None
     if padding is not None:
@@ -188,9 +186,7 @@ def _operand(strategy: StrategyLike, leaf: Leaf) -> _Operand:
 _OWN_VALUE = Source("what each replica writes to its own copy", None)
 
 
-def _copy(
-    variable: Variable, variables: VariableAccess, count: int, *, is_used: bool
-) -> _Operand:
+def _copy(variable: Variable, variables: VariableAccess, count: int, *, is_used: bool) -> _Operand:
     """The copies of a sync-on-read variable, one a replica."""
     stacked = jnp.asarray(variables.read(variable)) if is_used else None
     aval = jax.ShapeDtypeStruct(variable._copy_shape(count), variable.dtype)

@@ -65,9 +65,10 @@ def embedding_lookup(table: Any, ids: Any, *, out_of_range: OutOfRange = "error"
         >>> print(value, gradient, gradient.indices)
         6.0 IndexedSlices(values=float32[3, 2], indices=int32[3], dense_shape=(1000, 2)) [7 3 7]
     """
-    table = as_variable(table)
-    ids = _checked_ids(ids)
-    shape = table.shape if isinstance(table, Variable) else jnp.shape(table)
+    table, ids = as_variable(table), _checked_ids(ids)
+    if not isinstance(table, (Variable, jax.Array)):
+        table = as_array(table, "The table of rx.embedding_lookup")
+    shape = table.shape
     if not shape or shape[0] == 0:
         raise errors.InvalidArgumentError(
             errors.describe(
@@ -96,8 +97,7 @@ def embedding_lookup(table: Any, ids: Any, *, out_of_range: OutOfRange = "error"
 def _rows(table: Any, places: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     found = _differentiated(table)
     if found is None:
-        whole = table.value if isinstance(table, Variable) else jnp.asarray(table)
-        return _taken(whole, places)
+        return _taken(table.value if isinstance(table, Variable) else table, places)
     access, key, outside = found
     lookup = Lookup(places, shape, access.outer_level)
     access.lookups.setdefault(key, []).append(lookup)
@@ -105,7 +105,9 @@ def _rows(table: Any, places: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _taken(whole: Any, places: jax.Array) -> jax.Array:
-    rows: jax.Array = jnp.asarray(whole).at[places].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    rows: jax.Array = (
+        jnp.asarray(whole).at[places].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    )
     return rows
 
 

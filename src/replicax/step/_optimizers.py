@@ -11,10 +11,11 @@ import jax.numpy as jnp
 
 from replicax import errors
 from replicax.step._require_mirrored import require_mirrored
-from replicax.step._row_updates import RowUpdates
-from replicax.step._sharded_optimizer import ShardedTransformation, ShardedUpdate
+from replicax.step._row_updates import RowUpdates, check_rows
+from replicax.step._sharded_optimizer import ShardedTransformation
+from replicax.step._sharded_update import ShardedUpdate, check_outermost
 from replicax.step._sparse import holds_sparse_rows
-from replicax.values import PerReplica, Variable, current_frame
+from replicax.values import Variable, current_frame
 from replicax.values._sparse import dense, is_sparse
 
 _KINDS: list[tuple[Callable[[Any], bool], Callable[..., Any]]] = []
@@ -181,7 +182,7 @@ class Optimizer:
             transformation = transformation.transformation  # One replica has it all.
         self._plain = transformation
         start = transformation.init(values_of(variables))
-        _check_outermost(start)
+        check_outermost(start)
         # Of constants optax may use one array in two places.
         self.state = jax.tree_util.tree_map_with_path(
             lambda path, x: Variable(
@@ -224,6 +225,7 @@ class Optimizer:
                     fix="Pass `rx.value_and_grad(fn, optimizer.variables)` gradients as they are.",
                 )
             )
+        check_rows(gradients, self.variables)
         if self._sharded is not None:
             self._sharded.apply(gradients, apply_if, extra)
             return
@@ -246,18 +248,6 @@ def chosen(condition: Any, new: Any, old: Any) -> Any:
 def values_of(variables: Any) -> Any:
     """A tree of variables as a tree of their values."""
     return jax.tree.map(lambda variable: variable.value, variables)
-
-
-def _check_outermost(state: Any) -> None:
-    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, PerReplica))
-    if any(isinstance(leaf, PerReplica) for leaf in leaves):
-        raise errors.UnimplementedError(
-            errors.describe(
-                "rx.Optimizer was given a transformation with rx.shard_optimizer inside of it.",
-                why="What stands around it would see one replica's gradients.",
-                fix="Shard the whole: `rx.shard_optimizer(optax.chain(...))`.",
-            )
-        )
 
 
 def _leaves(tree: Any) -> list[Any]:

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from replicax import errors
-from replicax.step._element_rule import ElementRule, NotElementwise
+from replicax.step._element_evaluation import NotElementwise
+from replicax.step._element_rule import ElementRule
 from replicax.values import IndexedSlices
 from replicax.values._sparse import is_sparse
 
@@ -68,7 +69,10 @@ class RowUpdates:
         leaves = jax.tree.leaves(gradients, is_leaf=is_sparse)
         structures: list[Any] = [jax.tree.structure(params), jax.tree.structure(state)]
         before, states = jax.tree.leaves(params), jax.tree.leaves(state)
-        rows = [_Rows.of(g, self._is_lazy) if is_sparse(g) else None for g in leaves]
+        rows = [
+            _Rows.of(g, w.shape[0], skip_zeros=self._is_lazy) if is_sparse(g) else None
+            for g, w in zip(leaves, before, strict=True)
+        ]
         of_states = [None if leaf is None else rows[leaf] for leaf in rule.leaf_of]
         old = _parts(before, rows), _parts(states, of_states)
         updates, new_states = rule.update(
@@ -87,6 +91,18 @@ class RowUpdates:
         )
 
 
+def check_rows(gradients: Any, variables: Any) -> None:
+    """Check that sparse rows are rows of the variables that they are for.
+
+    Raises:
+        InvalidArgumentError: They have another shape, or are out of range and have values.
+    """
+    leaves = jax.tree.leaves(gradients, is_leaf=is_sparse)
+    for leaf, variable in zip(leaves, jax.tree.leaves(variables), strict=True):
+        if is_sparse(leaf):
+            leaf._check_range(leaf._whole_shape(variable.shape)[0])
+
+
 class _Rows:
     """Some rows of an array, each once.
 
@@ -99,13 +115,20 @@ class _Rows:
         self.values, self.places = values, places
 
     @classmethod
-    def of(cls, slices: IndexedSlices, skip_zeros: bool) -> _Rows:  # noqa: FBT001 - one caller
-        """The rows of a gradient; those whose sum is zero are left out if asked for."""
-        (count, *row), rows = slices.values.shape, slices.dense_shape[0]
+    def of(cls, slices: IndexedSlices, rows: int, *, skip_zeros: bool) -> _Rows:
+        """The rows of a gradient; those whose sum is zero are left out if asked for.
+
+        Args:
+            slices: The gradient.
+            rows: How many rows the whole has. Negative indices count from the end.
+            skip_zeros: Whether rows of zeros are left out.
+        """
+        count, *row = slices.values.shape
+        indices = jnp.where(slices.indices < 0, slices.indices + rows, slices.indices)
         if count == 0:
-            return cls(slices.values, slices.indices)
-        order = jnp.argsort(slices.indices)
-        ids = slices.indices[order]
+            return cls(slices.values, indices)
+        order = jnp.argsort(indices)
+        ids = indices[order]
         is_first = jnp.concatenate([jnp.ones(1, bool), ids[1:] != ids[:-1]])
         number = jnp.cumsum(is_first) - 1
         values = jnp.zeros((count, *row), slices.values.dtype)
@@ -113,7 +136,7 @@ class _Rows:
         counter = jnp.arange(count, dtype=jnp.int32)
         beyond = rows + counter
         places = jnp.zeros(count, jnp.int32).at[number].set(ids.astype(jnp.int32))
-        is_used = counter <= number[-1]
+        is_used = (counter <= number[-1]) & (places >= 0) & (places < rows)
         if skip_zeros:
             is_used &= jnp.any(values != 0, axis=tuple(range(1, values.ndim)))
         return cls(values, jnp.where(is_used, places, beyond))

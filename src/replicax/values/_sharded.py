@@ -160,6 +160,6 @@ class ShardedVariable(SyncOnReadVariable):
             )
         )
 
-    at = property(_no_elements)  # type: ignore[assignment]
+    at = property(_no_elements)
     scatter_add = scatter_sub = scatter_mul = scatter_div = _no_elements
     scatter_min = scatter_max = scatter_update = _no_elements
