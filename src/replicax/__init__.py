@@ -38,9 +38,11 @@ from replicax.step import accumulate as accumulate
 from replicax.step import apply_gradients as apply_gradients
 from replicax.step import clip_by_global_norm as clip_by_global_norm
 from replicax.step import compute_average_loss as compute_average_loss
+from replicax.step import embedding_lookup as embedding_lookup
 from replicax.step import function as function
 from replicax.step import register_optimizer as register_optimizer
 from replicax.step import register_primitive as register_primitive
+from replicax.step import shard_optimizer as shard_optimizer
 from replicax.step import value_and_grad as value_and_grad
 from replicax.strategies import CentralStorageStrategy as CentralStorageStrategy
 from replicax.strategies import MirroredStrategy as MirroredStrategy
@@ -136,6 +138,7 @@ __all__ = [
     "data",
     "devices",
     "doctor",
+    "embedding_lookup",
     "errors",
     "explain",
     "function",
@@ -148,6 +151,7 @@ __all__ = [
     "recording",
     "register_optimizer",
     "register_primitive",
+    "shard_optimizer",
     "testing",
     "trace",
     "value_and_grad",

@@ -16,6 +16,7 @@ END = "-- end of a block --\n"
     "name",
     [
         "input.md",
+        pytest.param("large_models.md", marks=pytest.mark.slow),
         pytest.param("nnx.md", marks=pytest.mark.slow),
         pytest.param("precision.md", marks=pytest.mark.slow),
     ],

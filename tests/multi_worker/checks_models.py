@@ -57,6 +57,59 @@ def accumulated_scaled_and_clipped_steps(job: Job) -> Any:
 
 
 @check
+def sparse_rows_and_a_sharded_optimizer(job: Job) -> Any:
+    """Rows that workers do not share, Adam in shares, and its state out of a checkpoint."""
+    optax = pytest.importorskip("optax")
+    start = np.arange(10, dtype=np.float32).reshape(5, 2) / 10
+    table, w = job.variable(start, name="table"), job.variable([1.0, -1.0, 0.5], name="w")
+    with job.strategy.scope():
+        rows = rx.Optimizer(optax.sgd(0.5), [table])
+        sharded = rx.Optimizer(rx.shard_optimizer(optax.adam(0.1)), [w])
+
+    def replica_step(ids: Any) -> Any:
+        ctx = rx.get_replica_context()
+
+        def loss() -> Any:
+            return ctx.global_mean(
+                (rx.embedding_lookup(table, ids) ** 2).sum(1) * (w.value**2).sum()
+            )
+
+        value, (of_table, of_w) = rx.value_and_grad(loss, [table, w])()
+        rx.apply_gradients(rows, ctx.all_reduce("mean", [of_table]))
+        rx.apply_gradients(sharded, [of_w])
+        return value
+
+    ids = np.array([0, 3, 3, 4, 0, 0, 1], np.int32)
+    options = rx.InputOptions(policy="data")
+    (batch,) = job.strategy.distribute_dataset([ids], options)
+    loss = job.step(replica_step)(batch)
+
+    params = (jnp.asarray(start), jnp.float32([1.0, -1.0, 0.5]))
+    tx = optax.adam(0.1)
+
+    @jax.jit
+    def by_hand(params: Any) -> Any:
+        wanted, gradients = jax.value_and_grad(
+            lambda p: ((p[0][ids] ** 2).sum(1) * (p[1] ** 2).sum()).mean()
+        )(params)
+        return wanted, gradients, *tx.update(gradients[1], tx.init(params[1]))
+
+    wanted, gradients, updates, state = by_hand(params)
+    np.testing.assert_allclose(loss, wanted, atol=TOLERANCE)
+    np.testing.assert_allclose(table, params[0] - 0.5 * gradients[0], atol=TOLERANCE)
+    np.testing.assert_allclose(w, params[1] + updates, atol=TOLERANCE)
+    mu = sharded.state[0].mu[0]
+    np.testing.assert_allclose(mu.value, state[0].mu, atol=TOLERANCE)
+    assert [share.shape for share in mu.values] == [(1,)] * 2
+    checkpoint = rx.checkpoint.Checkpoint(optimizer=sharded)
+    checkpoint.save(job.folder / "sharded")
+    mu.assign(np.zeros(3, np.float32))
+    checkpoint.restore(job.folder / "sharded").assert_consumed()
+    np.testing.assert_allclose(mu.value, state[0].mu, atol=TOLERANCE)
+    return [float(loss), numbers(table), numbers(w), numbers(mu.value)]
+
+
+@check
 def a_module_of_flax_trains_as_on_one_device(job: Job) -> Any:
     optax = pytest.importorskip("optax")
     nnx = pytest.importorskip("flax.nnx", reason="Flax is not installed")

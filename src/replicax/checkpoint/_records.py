@@ -15,6 +15,7 @@ from replicax.input import DistributedIterator
 from replicax.values import PerReplica, Variable, VariableAggregation
 from replicax.values._exchange import all_components
 from replicax.values._mesh import placed_by_processes
+from replicax.values._sharded import ShardedVariable
 
 _NUMBERS = {cls.__name__: cls for cls in (bool, int, float, complex)}
 
@@ -157,7 +158,7 @@ def like(leaf: Any, record: Record, data: np.ndarray[Any, Any] | None) -> Any:
 
 def _num_copies(variable: Variable) -> int | None:
     """How many values a variable has that nothing says how to combine; None for a common one."""
-    if not variable.is_on_read or variable.aggregation is not VariableAggregation.NONE:
+    if not _has_own_copies(variable):
         return None
     count = variable.strategy.num_replicas_in_sync if variable.strategy is not None else 1
     return count if count > 1 else None
@@ -167,8 +168,13 @@ def _value_of(leaf: Any) -> Any:
     """The array of a leaf; of a variable without a rule for its copies, the first copy."""
     if not isinstance(leaf, Variable):
         return leaf
-    without_rule = leaf.is_on_read and leaf.aggregation is VariableAggregation.NONE
-    return leaf.values[0] if without_rule and leaf.strategy is not None else leaf.value
+    return leaf.values[0] if _has_own_copies(leaf) and leaf.strategy is not None else leaf.value
+
+
+def _has_own_copies(variable: Variable) -> bool:
+    """Whether nothing says how the replicas' copies are one value; shares are parts of one."""
+    without_rule = variable.is_on_read and variable.aggregation is VariableAggregation.NONE
+    return without_rule and not isinstance(variable, ShardedVariable)
 
 
 def _is_key(leaf: Any) -> bool:

@@ -18,6 +18,7 @@ from replicax.precision._finite import finite_if_mirrored
 from replicax.step import apply_gradients
 from replicax.step._optimizers import gradient_names
 from replicax.values import Variable
+from replicax.values._sparse import map_values
 
 _DEFAULT_SCALE = 2.0**15
 _DEFAULT_STEPS = 2000
@@ -140,7 +141,7 @@ class LossScale:
     def divide(self, tree: Any) -> Any:
         """Each leaf divided by the scale, in float32 at least."""
         scale = self.value
-        return jax.tree.map(lambda x: _divided(x, scale), tree)
+        return map_values(lambda x: _divided(x, scale), tree)
 
     def apply_gradients(
         self, optimizer: Any, gradients: Any, variables: Any = None, **extra: Any

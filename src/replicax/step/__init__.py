@@ -17,6 +17,7 @@ from replicax.step._feeding import take_in_step as take_in_step
 from replicax.step._function import Function as Function
 from replicax.step._function import function as function
 from replicax.step._gradients import value_and_grad as value_and_grad
+from replicax.step._lookup import embedding_lookup as embedding_lookup
 from replicax.step._losses import compute_average_loss as compute_average_loss
 from replicax.step._optimizers import Optimizer as Optimizer
 from replicax.step._optimizers import apply_gradients as apply_gradients
@@ -30,6 +31,8 @@ from replicax.step._run import mixed as mixed
 from replicax.step._run import require_cross_replica as require_cross_replica
 from replicax.step._run import run as run
 from replicax.step._run import run_update as run_update
+from replicax.step._sharded_optimizer import ShardedTransformation as ShardedTransformation
+from replicax.step._sharded_optimizer import shard_optimizer as shard_optimizer
 from replicax.step._single_context import SingleReplicaContext as SingleReplicaContext
 from replicax.step._single_context import current_replica_context as current_replica_context
 
@@ -41,12 +44,14 @@ __all__ = [
     "Optimizer",
     "RandomStream",
     "ReplicaContext",
+    "ShardedTransformation",
     "SingleReplicaContext",
     "accumulate",
     "apply_gradients",
     "clip_by_global_norm",
     "compute_average_loss",
     "current_replica_context",
+    "embedding_lookup",
     "function",
     "is_counted",
     "is_per_row",
@@ -59,6 +64,7 @@ __all__ = [
     "require_mirrored",
     "run",
     "run_update",
+    "shard_optimizer",
     "surrounding_trace",
     "take_in_step",
     "value_and_grad",

@@ -20,6 +20,7 @@ from replicax.step._gradients import value_and_grad
 from replicax.step._rows import LocalRows, wide_enough
 from replicax.step._single_context import current_replica_context
 from replicax.values import Variable, VariableAccess, current_frame, entered
+from replicax.values._sparse import dense
 
 
 def accumulate(
@@ -31,6 +32,8 @@ def accumulate(
     all meet once, at the end. The result is that of one device on the global batch, for every
     number of replicas and micro-batches, uneven ones and remainders included: the mean loss over
     all rows (or over all weights), and its gradient. It is combined already: clip and apply it.
+
+    Gradients are dense, also those of `rx.embedding_lookup`.
 
     Terms that do not depend on rows, such as weight decay, are no part of `fn`: add their gradient
     once, afterwards.
@@ -86,6 +89,7 @@ def accumulate(
         context._rows = _micro_rows(before, plan, real)
         try:
             (loss, weight), gradients = compute(micro)
+            gradients = dense(gradients)
         finally:
             before.mask_was_used = True
             context._rows = before

@@ -10,7 +10,7 @@ import numpy as np
 
 from replicax import errors
 from replicax.step._require_mirrored import require_mirrored
-from replicax.values import IndexedSlices
+from replicax.values._sparse import dense
 
 
 def clip_by_global_norm(gradients: Any, max_norm: Any) -> tuple[Any, jax.Array]:
@@ -47,11 +47,7 @@ def clip_by_global_norm(gradients: Any, max_norm: Any) -> tuple[Any, jax.Array]:
                 fix="Pass the largest norm that a step may have, such as 1.0.",
             )
         )
-    gradients = jax.tree.map(
-        lambda x: x.to_dense() if isinstance(x, IndexedSlices) else jnp.asarray(x),
-        gradients,
-        is_leaf=lambda x: isinstance(x, IndexedSlices),
-    )
+    gradients = jax.tree.map(jnp.asarray, dense(gradients))
     gradients = require_mirrored(gradients, "rx.clip_by_global_norm")
     clipped: tuple[Any, jax.Array] = _clipped(gradients, max_norm)
     return clipped

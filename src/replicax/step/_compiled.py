@@ -84,14 +84,15 @@ def run_compiled(
     body = Body(strategy, fn, leaves, structure, padding, variables, on_read, updating=updating)
 
     local = [operand.local_aval for operand in operands]
-    local += [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in on_read]
+    count = strategy.num_replicas_in_sync
+    local += [jax.ShapeDtypeStruct(v._copy_shape(count), v.dtype) for v in on_read]
     rows_aval = None if padding is None else jax.ShapeDtypeStruct((), jnp.int32)
     axis = (AXIS, strategy.num_replicas_in_sync)
     program = sent = traced(body, local, rows_aval, strategy)
     if padding is None:  # Else the number of rows may be among the constants.
         sent = without_constant_sums(program, *axis)
     outcome = body.outcome
-    operands += [_copy(v, variables, is_used=v in outcome.used_copies) for v in on_read]
+    operands += [_copy(v, variables, count, is_used=v in outcome.used_copies) for v in on_read]
     aligned: tuple[bool | None, ...] = ()
     wider = None
     if padding is not None:
@@ -188,10 +189,10 @@ def _operand(strategy: StrategyLike, leaf: Leaf) -> _Operand:
 _OWN_VALUE = Source("what each replica writes to its own copy", None)
 
 
-def _copy(variable: Variable, variables: VariableAccess, *, is_used: bool) -> _Operand:
+def _copy(variable: Variable, variables: VariableAccess, count: int, *, is_used: bool) -> _Operand:
     """The copies of a sync-on-read variable, one a replica."""
     stacked = jnp.asarray(variables.read(variable)) if is_used else None
-    aval = jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+    aval = jax.ShapeDtypeStruct(variable._copy_shape(count), variable.dtype)
     source = Source(f"variable `{variable.name}`, which has one value a replica (ON_READ)", None)
     return _Operand(f"variable `{variable.name}`", stacked, aval, PartitionSpec(AXIS), source)
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from replicax import errors
-from replicax.step._access import TracedVariables
 from replicax.step._bound_objects import bound
+from replicax.step._lookup import Differentiated
 from replicax.values import (
     Frame,
     Variable,
@@ -21,6 +22,7 @@ from replicax.values import (
     entered,
 )
 from replicax.values._lending import lend
+from replicax.values._tracing import trace_level
 
 
 class _Direct:
@@ -65,7 +67,8 @@ def value_and_grad(
     Returns:
         A function of the arguments of `fn` that returns `(value, gradients)`, or
         `((value, aux), gradients)`. The gradients have the structure of `variables`, or of the
-        arguments.
+        arguments; that of a table of which `rx.embedding_lookup` took rows is an
+        `rx.IndexedSlices`.
 
     Raises:
         ArgumentTypeError: `variables` holds something else than variables.
@@ -94,31 +97,68 @@ def value_and_grad(
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         frame = current_frame()
         outer: VariableAccess = (frame.access if frame is not None else None) or _Direct()
-        differentiated = [outer.read(variable) for variable in leaves]
-        sites: dict[Variable, errors.CallSite | None] = {}
+        outside = [outer.read(variable) for variable in leaves]
+        level = trace_level()
+        places = () if variables is not None else _places(argnums, len(args))
+        seen: list[Differentiated] = []
 
-        def inner(values: Sequence[Any], *args: Any) -> Any:
-            overlay = TracedVariables(outer, dict(zip(leaves, values, strict=True)))
-            inside = dataclasses.replace(frame or Frame(None), access=overlay)
-            with entered(inside), bound(overlay):
-                result = fn(*args, **kwargs)
+        def inner(values: Sequence[Any], token: jax.Array, *inside: Any) -> Any:
+            overlay = Differentiated(
+                outer,
+                dict(zip(leaves, values, strict=True)),
+                dict(zip(leaves, outside, strict=True)),
+                token,
+                level,
+            )
+            seen.append(overlay)
+            noting = [
+                jax.tree_util.tree_map_with_path(
+                    lambda path, x, y, i=i: overlay.noting(x, y, (i, path)), x, args[i]
+                )
+                if i in places
+                else x
+                for i, x in enumerate(inside)
+            ]
+            within = dataclasses.replace(frame or Frame(None), access=overlay)
+            with entered(within), bound(overlay):
+                result = fn(*noting, **kwargs)
             value, aux = result if has_aux else (result, None)
-            sites.update(overlay.stored)
             # The order of this dictionary is the order of the writes.
             return value, (aux, [overlay.values[variable] for variable in overlay.stored])
 
-        if variables is not None:
-            positions: int | tuple[int, ...] = 0
-        elif isinstance(argnums, int):
-            positions = argnums + 1 if argnums >= 0 else argnums
-        else:
-            positions = tuple(n + 1 if n >= 0 else n for n in argnums)
+        positions = (0, 1) if variables is not None else (1, *(i + 2 for i in places))
         compute = jax.value_and_grad(inner, argnums=positions, has_aux=True)
-        (value, (aux, written)), gradients = compute(differentiated, *args)
-        for (variable, site), new in zip(sites.items(), written, strict=True):
+        (value, (aux, written)), found = compute(outside, jnp.zeros((), jnp.float32), *args)
+        (overlay,) = seen
+        for (variable, site), new in zip(overlay.stored.items(), written, strict=True):
             outer.store(variable, new, site)
         if variables is not None:
-            gradients = structure.unflatten(gradients)
+            gradients = structure.unflatten(
+                [overlay.gradient(v, x) for v, x in zip(leaves, found[0], strict=True)]
+            )
+        else:
+            parts = tuple(
+                jax.tree_util.tree_map_with_path(
+                    lambda path, x, i=i: overlay.gradient((i, path), x), x
+                )
+                for i, x in zip(places, found[1:], strict=True)
+            )
+            gradients = parts[0] if isinstance(argnums, int) else parts
         return ((value, aux) if has_aux else value), gradients
 
     return wrapped
+
+
+def _places(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """Positions of the differentiated arguments, counted from the front."""
+    asked = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    for n in asked:
+        if not -count <= n < count:
+            raise errors.InvalidArgumentError(
+                errors.describe(
+                    f"rx.value_and_grad: `argnums` = {argnums!r}, but the function was given "
+                    f"{count} positional arguments.",
+                    fix="Pass what is differentiated by position, or `variables`.",
+                )
+            )
+    return tuple(n % count for n in asked)

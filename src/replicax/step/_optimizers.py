@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 
 from replicax import errors
 from replicax.step._require_mirrored import require_mirrored
-from replicax.values import Variable
+from replicax.step._row_updates import RowUpdates, check_rows
+from replicax.step._sharded_optimizer import ShardedTransformation
+from replicax.step._sharded_update import ShardedUpdate, check_outermost
+from replicax.step._sparse import holds_sparse_rows
+from replicax.values import Variable, current_frame
+from replicax.values._sparse import dense, is_sparse
 
 _KINDS: list[tuple[Callable[[Any], bool], Callable[..., Any]]] = []
 
@@ -48,13 +53,16 @@ def apply_gradients(
 ) -> Any:
     """Let an optimizer change variables by gradients that the replicas have combined.
 
-    Context: any. Collective: no in a compiled step; in the eager runner, where it compares bits.
+    Context: any. Collective: no in a compiled step, unless the optimizer is sharded; in the eager
+    runner, where it compares bits.
 
     Args:
         optimizer: An `rx.Optimizer`, or one of a kind that was registered: those of Keras once
             `rx.keras` is imported, `flax.nnx.Optimizer` with `rx.nnx`.
         gradients: The gradients of the global batch, in the structure of `variables`:
-            `ctx.all_reduce("mean", gradients)`.
+            `ctx.all_reduce("mean", gradients)`. An optimizer of `rx.shard_optimizer` takes each
+            replica's own gradients and combines them. Sparse rows (`rx.IndexedSlices`) are for an
+            `rx.Optimizer`; others get them as whole arrays.
         variables: What is changed. An `rx.Optimizer` knows its variables.
         apply_if: bool[], equal on all replicas; where it is false, nothing changes, neither the
             variables nor the optimizer's state. None means true.
@@ -80,8 +88,11 @@ def apply_gradients(
     apply = next((apply for is_kind, apply in reversed(_KINDS) if is_kind(optimizer)), None)
     if apply is None:
         raise _unknown(optimizer)
-    names = gradient_names(optimizer, gradients, variables)
-    gradients = require_mirrored(gradients, "rx.apply_gradients", names)
+    if not (isinstance(optimizer, Optimizer) and optimizer.combines_gradients):
+        names = gradient_names(optimizer, gradients, variables)
+        gradients = require_mirrored(gradients, "rx.apply_gradients", names)
+    if not isinstance(optimizer, Optimizer):
+        gradients = dense(gradients)
     if apply_if is not None:
         extra["apply_if"] = require_mirrored(apply_if, "rx.apply_gradients", ["`apply_if`"])
     return apply(optimizer, gradients, variables, **extra)
@@ -105,9 +116,18 @@ class Optimizer:
     Create it where the variables are created, in `strategy.scope()`. A checkpoint saves and
     restores its state like that of any object with variables.
 
+    Where the gradient of a variable is an `rx.IndexedSlices`, only its rows are changed if the rule
+    of the transformation says that the others stay what they are (SGD, Adagrad): the numbers are
+    those of the dense gradient. Of other transformations the gradient is made dense, unless
+    `sparse_rows` is "lazy".
+
     Args:
         transformation: An `optax.GradientTransformation`, or anything with its `init` and `update`.
         variables: A tree of variables. Those that are not trainable are refused.
+        sparse_rows: "exact", the numbers of the dense gradient. "lazy": rows without a gradient,
+            and their state, stay as they are, whatever the rule says of them. Moments then do not
+            decay between the steps in which a row occurs, so lazy Adam is not Adam; it is for
+            large tables, of which a step sees a few rows.
 
     Attributes:
         transformation: As given.
@@ -116,6 +136,7 @@ class Optimizer:
 
     Raises:
         ArgumentTypeError: No transformation, or something else than variables.
+        InvalidArgumentError: `sparse_rows` is neither.
 
     Examples:
         >>> import optax
@@ -129,7 +150,20 @@ class Optimizer:
 
     _holds_variables: ClassVar[bool] = True  # for checkpoints
 
-    def __init__(self, transformation: Any, variables: Any) -> None:
+    def __init__(
+        self,
+        transformation: Any,
+        variables: Any,
+        *,
+        sparse_rows: Literal["exact", "lazy"] = "exact",
+    ) -> None:
+        if sparse_rows not in ("exact", "lazy"):
+            raise errors.InvalidArgumentError(
+                errors.describe(
+                    f"rx.Optimizer: `sparse_rows` = {sparse_rows!r}.",
+                    fix="Pass 'exact', or 'lazy' to leave rows without a gradient alone.",
+                )
+            )
         if not (hasattr(transformation, "init") and hasattr(transformation, "update")):
             raise errors.ArgumentTypeError(
                 errors.describe(
@@ -149,8 +183,19 @@ class Optimizer:
                 )
         self.transformation = transformation
         self.variables = variables
+        self._rows = RowUpdates(transformation, is_lazy=sparse_rows == "lazy")
         self._jitted = jax.jit(self._update)
+        self._sharded: ShardedUpdate | None = None
+        if isinstance(transformation, ShardedTransformation):
+            frame = current_frame()
+            if frame is not None and frame.strategy is not None:
+                self._sharded = ShardedUpdate(transformation.transformation, variables)
+                self.state = self._sharded.state
+                return
+            transformation = transformation.transformation  # One replica has it all.
+        self._plain = transformation
         start = transformation.init(values_of(variables))
+        check_outermost(start)
         # Of constants optax may use one array in two places.
         self.state = jax.tree_util.tree_map_with_path(
             lambda path, x: Variable(
@@ -159,10 +204,19 @@ class Optimizer:
             start,
         )
 
+    @property
+    def combines_gradients(self) -> bool:
+        """Whether it takes each replica's own gradients: those of `rx.shard_optimizer` do."""
+        return self._sharded is not None
+
     def _update(
         self, gradients: Any, state: Any, before: Any, apply_if: Any, **extra: Any
     ) -> tuple[Any, Any]:
-        updates, new_state = self.transformation.update(gradients, state, before, **extra)
+        if holds_sparse_rows(gradients):
+            gradients, rule = self._rows.prepared(gradients, before, extra)
+            if rule is not None:
+                return self._rows.apply(rule, gradients, state, before, apply_if)
+        updates, new_state = self._plain.update(gradients, state, before, **extra)
         new = jax.tree.map(lambda w, u: jnp.asarray(w + u).astype(w.dtype), before, updates)
         if apply_if is None:
             return new, new_state
@@ -172,17 +226,22 @@ class Optimizer:
     def apply(self, gradients: Any, *, apply_if: Any = None, **extra: Any) -> None:
         """Change the variables; see `rx.apply_gradients`."""
         rows: Any = jax.tree.structure(self.variables)
-        if rows != jax.tree.structure(gradients):
+        given: Any = jax.tree.structure(gradients, is_leaf=is_sparse)
+        if rows != given:
             raise errors.InvalidArgumentError(
                 errors.describe(
                     "rx.apply_gradients: the gradients have another structure than the variables.",
                     table=errors.Table(
                         ("what", "structure"),
-                        [("gradients", jax.tree.structure(gradients)), ("variables", rows)],
+                        [("gradients", given), ("variables", rows)],
                     ),
                     fix="Pass `rx.value_and_grad(fn, optimizer.variables)` gradients as they are.",
                 )
             )
+        check_rows(gradients, self.variables)
+        if self._sharded is not None:
+            self._sharded.apply(gradients, apply_if, extra)
+            return
         before, state = values_of(self.variables), values_of(self.state)
         # Compiled as a whole, the eager runner takes milliseconds for it instead of seconds. What
         # is handed on may hold functions, which `jit` does not take.

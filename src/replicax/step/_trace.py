@@ -136,7 +136,9 @@ def _state(variable: Variable) -> Any:
     mesh = imagined_mesh(variable.strategy)
     if mesh is None or not variable.is_on_read:
         return variable._aval
-    return jax.ShapeDtypeStruct((mesh.num_replicas, *variable.shape), variable.dtype)
+    return jax.ShapeDtypeStruct(
+        (mesh.num_replicas, *variable._copy_shape(mesh.num_replicas)), variable.dtype
+    )
 
 
 def _note_use_of_objects(jaxpr: Any, variables: Sequence[Variable], facts: dict[str, Any]) -> None:

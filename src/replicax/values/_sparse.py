@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,6 +17,22 @@ from replicax.values._indexed_slices import IndexedSlices
 def is_sparse(value: Any) -> bool:
     """Whether a tree function that treats sparse rows as a whole stops at ``value``."""
     return isinstance(value, IndexedSlices)
+
+
+def dense(tree: Any) -> Any:
+    """The tree with whole arrays instead of sparse rows."""
+    return jax.tree.map(lambda x: x.to_dense() if is_sparse(x) else x, tree, is_leaf=is_sparse)
+
+
+def map_values(fn: Callable[[Any], Any], tree: Any) -> Any:
+    """``fn`` of each array and of the values of sparse rows, whose indices stay what they are."""
+
+    def mapped(leaf: Any) -> Any:
+        if not is_sparse(leaf):
+            return fn(leaf)
+        return IndexedSlices(fn(leaf.values), leaf.indices, leaf.dense_shape)
+
+    return jax.tree.map(mapped, tree, is_leaf=is_sparse)
 
 
 def share_of_mean(values: jax.Array, num_replicas: int) -> jax.Array:

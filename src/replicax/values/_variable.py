@@ -209,6 +209,11 @@ class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
         """How programs take and give the state."""
         return None
 
+    def _copy_shape(self, count: int) -> tuple[int, ...]:
+        """The shape of what one of ``count`` replicas holds."""
+        del count
+        return self.shape
+
     @property
     def _is_there(self) -> bool:
         """Whether it has an array."""

@@ -1,0 +1,185 @@
+"""What an optax transformation does to each element, read off its program.
+
+A transformation is two functions of whole trees. Many of them treat all elements of a leaf alike,
+and no element looks at another one: then the same rule holds for some rows of a table, or for one
+replica's share of a leaf. Whether that is so is not guessed from names: `update` is traced with the
+true shapes, and its program is evaluated on parts. Each value in it is
+
+* the same for all elements: a step count, a learning rate, a leaf of zeros; it stays a scalar;
+* one number an element of one leaf, computed from numbers of the same element; or
+* something else, such as random keys, which must not meet elements.
+
+Everything that joins elements (a norm, a sum, a matrix product) or leaves is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax.step._element_evaluation import (
+    Evaluation,
+    Groups,
+    NotElementwise,
+    Value,
+    computed,
+)
+
+
+class ElementRule:
+    """The rule of a transformation for the elements of some leaves.
+
+    Args:
+        transformation: An optax transformation.
+        params: The leaves' shapes and dtypes, in a tree.
+        without_gradient: Numbers of leaves of which elements without a gradient are asked about.
+        extra: What `update` is given by name.
+
+    Attributes:
+        state: The shapes and dtypes of the state, in a tree.
+        leaf_of: For each leaf of the state the number of the leaf of `params` whose elements it
+            goes with, or None if it is the same for all.
+        keeps: Numbers of leaves of which elements without a gradient, and their state, stay as
+            they are.
+
+    Raises:
+        NotElementwise: It is none for each element.
+    """
+
+    def __init__(
+        self,
+        transformation: Any,
+        params: Any,
+        without_gradient: Sequence[int] = (),
+        extra: dict[str, Any] | None = None,
+    ) -> None:
+        self._transformation, self._extra = transformation, extra or {}
+        params = jax.tree.map(_abstract, params)
+        self.state = jax.eval_shape(transformation.init, params)
+        self._leaves, self._structure = _flat(params)
+        self._states, self._state_structure = _flat(self.state)
+        # Scalars are whole in each part, so they take part like anything that is equal for all.
+        self._is_split = [leaf.ndim > 0 for leaf in self._leaves]
+        self._program = jax.make_jaxpr(self._updated)(params, self.state, params)
+        self._start = jax.make_jaxpr(lambda p: _flat(transformation.init(p))[0])(params)
+        self._groups = Groups(len(self._leaves))
+        self._analyse(set(without_gradient))
+
+    def _updated(self, gradients: Any, state: Any, params: Any) -> list[Any]:
+        updates, new = self._transformation.update(gradients, state, params, **self._extra)
+        found, structure = _flat(new)
+        if structure != self._state_structure or [_kind(x) for x in found] != [
+            _kind(x) for x in self._states
+        ]:
+            raise NotElementwise("`update` returns a state of another structure, shape or dtype")
+        return [*_flat(updates)[0], *found]
+
+    # -- what holds for all elements --------------------------------------------
+
+    def _analyse(self, without_gradient: set[int]) -> None:
+        count = len(self._leaves)
+        groups = [k if split else None for k, split in enumerate(self._is_split)]
+        gradients = [
+            Value(None, group, group is None, "zero" if k in without_gradient else None)
+            for k, group in enumerate(groups)
+        ]
+        states = [
+            Value(None, self._groups.add(), form=i) if leaf.ndim else Value(None, is_uniform=True)
+            for i, leaf in enumerate(self._states)
+        ]
+        params = [Value(None, group, group is None) for group in groups]
+        outputs = self._run([*gradients, *states, *params], None)
+        updates, new = outputs[:count], outputs[count:]
+        self.leaf_of = [self._leaf(value) for value in states]
+        for i, (leaf, before, after) in enumerate(
+            zip(self.leaf_of, self._states, new, strict=True)
+        ):
+            if leaf is not None and before.shape != self._leaves[leaf].shape:
+                raise NotElementwise("its state has another shape than the leaf that it is for")
+            if self._leaf(after) != leaf and not (leaf is not None and after.is_uniform):
+                raise NotElementwise(f"leaf {i} of its state goes with other elements afterwards")
+        for k, update in enumerate(updates):
+            if update.group is not None and self._leaf(update) != (k if groups[k] == k else None):
+                raise NotElementwise("the update of one leaf depends on another one")
+            if update.group is None and not update.is_uniform:
+                raise NotElementwise("an update depends on the place of an element")
+        self.keeps = {
+            k
+            for k in without_gradient
+            if updates[k].form == "zero"
+            and all(
+                new[i].form == i and new[i].group is not None
+                for i, leaf in enumerate(self.leaf_of)
+                if leaf == k
+            )
+        }
+
+    def _leaf(self, value: Value) -> int | None:
+        return None if value.group is None else self._groups.leaf(value.group)
+
+    def in_structure(self, leaves: Sequence[Any]) -> Any:
+        """Leaves of a state as a state."""
+        return self._state_structure.unflatten(leaves)
+
+    # -- parts of elements --------------------------------------------------------
+
+    def start(self, params: Sequence[Any]) -> list[Any]:
+        """The leaves of the first state, for whole leaves of parameters.
+
+        Returns:
+            A scalar where all elements start alike, else the whole leaf.
+        """
+        values = [
+            Value(x, k if split else None, not split)
+            for k, (x, split) in enumerate(zip(params, self._is_split, strict=True))
+        ]
+        found = Evaluation(self._groups, computed).run(self._start, values)
+        return [value.array for value in found]
+
+    def update(
+        self, gradients: Sequence[Any], states: Sequence[Any], params: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """The updates and the new state of parts: of each leaf any elements, in any shape.
+
+        Args:
+            gradients: One part a leaf.
+            states: The same elements of the leaves of the state that go with them.
+            params: The same elements of the parameters.
+        """
+        count = len(self._leaves)
+        groups = [k if split else None for k, split in enumerate(self._is_split)]
+        arrays = [*gradients, *states, *params]
+        homes = [*groups, *self.leaf_of, *groups]
+        scalars = [leaf.ndim == 0 for leaf in (*self._leaves, *self._states, *self._leaves)]
+        values = [
+            Value(array, home, home is None and scalar)
+            for array, home, scalar in zip(arrays, homes, scalars, strict=True)
+        ]
+        found = self._run(values, computed)
+        shapes = [
+            None if home is None else jnp.shape(x) for x, home in zip(arrays, homes, strict=True)
+        ]
+        whole = [
+            x.array if shape is None else jnp.broadcast_to(x.array, shape)
+            for x, shape in zip(found, shapes, strict=False)
+        ]
+        return whole[:count], whole[count:]
+
+    def _run(self, values: Sequence[Value], bind: Any) -> list[Value]:
+        return Evaluation(self._groups, bind).run(self._program, values)
+
+
+def _flat(tree: Any) -> tuple[list[Any], Any]:
+    leaves, structure = jax.tree.flatten(tree)
+    return leaves, structure
+
+
+def _kind(leaf: Any) -> tuple[Any, Any]:
+    return (tuple(leaf.shape), leaf.dtype)
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))

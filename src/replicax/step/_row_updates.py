@@ -1,0 +1,171 @@
+"""What an optimizer does with sparse rows: it changes those rows of a variable, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import errors
+from replicax.step._element_evaluation import NotElementwise
+from replicax.step._element_rule import ElementRule
+from replicax.values import IndexedSlices
+from replicax.values._sparse import is_sparse
+
+
+class RowUpdates:
+    """The updates of sparse rows by one transformation.
+
+    Args:
+        transformation: An optax transformation.
+        is_lazy: Whether rows without a gradient are left alone although the rule changes them.
+    """
+
+    def __init__(self, transformation: Any, *, is_lazy: bool) -> None:
+        self._transformation, self._is_lazy = transformation, is_lazy
+        self._rules: dict[tuple[int, ...], ElementRule | NotElementwise] = {}
+
+    def prepared(
+        self, gradients: Any, params: Any, extra: dict[str, Any]
+    ) -> tuple[Any, ElementRule | None]:
+        """Choose which gradients stay sparse, and make the others dense.
+
+        Returns:
+            The gradients, and the rule for elements; None if all are dense now.
+
+        Raises:
+            UnimplementedError: The updates are meant to be lazy, and there is no such rule.
+        """
+        structure: Any
+        leaves, structure = jax.tree.flatten(gradients, is_leaf=is_sparse)
+        sparse = tuple(k for k, leaf in enumerate(leaves) if is_sparse(leaf))
+        rule = self._rules.get(sparse)
+        if rule is None or extra:
+            try:
+                rule = ElementRule(self._transformation, params, sparse, extra)
+            except NotElementwise as verdict:
+                rule = verdict
+            if not extra:
+                self._rules[sparse] = rule
+        if isinstance(rule, NotElementwise):
+            if self._is_lazy:
+                raise _not_lazy(rule.reason)
+            kept: Any = ()
+        else:
+            kept = sparse if self._is_lazy else rule.keeps
+        shapes = [x.shape for x in jax.tree.leaves(params)]
+        leaves = [
+            leaf.to_dense(shape) if is_sparse(leaf) and k not in kept else leaf
+            for k, (leaf, shape) in enumerate(zip(leaves, shapes, strict=True))
+        ]
+        return structure.unflatten(leaves), rule if kept and isinstance(rule, ElementRule) else None
+
+    def apply(
+        self, rule: ElementRule, gradients: Any, state: Any, params: Any, apply_if: Any
+    ) -> tuple[Any, Any]:
+        """The new parameters and the new state."""
+        leaves = jax.tree.leaves(gradients, is_leaf=is_sparse)
+        structures: list[Any] = [jax.tree.structure(params), jax.tree.structure(state)]
+        before, states = jax.tree.leaves(params), jax.tree.leaves(state)
+        rows = [
+            _Rows.of(g, w.shape[0], skip_zeros=self._is_lazy) if is_sparse(g) else None
+            for g, w in zip(leaves, before, strict=True)
+        ]
+        of_states = [None if leaf is None else rows[leaf] for leaf in rule.leaf_of]
+        old = _parts(before, rows), _parts(states, of_states)
+        updates, new_states = rule.update(
+            [g if r is None else r.values for g, r in zip(leaves, rows, strict=True)],
+            old[1],
+            old[0],
+        )
+        new = [jnp.asarray(w + u).astype(w.dtype) for w, u in zip(old[0], updates, strict=True)]
+        if apply_if is not None:
+            new, new_states = jax.tree.map(
+                lambda x, y: jnp.where(apply_if, x, y), (new, new_states), old
+            )
+        return (
+            structures[0].unflatten(_written(before, rows, new)),
+            structures[1].unflatten(_written(states, of_states, new_states)),
+        )
+
+
+def check_rows(gradients: Any, variables: Any) -> None:
+    """Check that sparse rows are rows of the variables that they are for.
+
+    Raises:
+        InvalidArgumentError: They have another shape, or are out of range and have values.
+    """
+    leaves = jax.tree.leaves(gradients, is_leaf=is_sparse)
+    for leaf, variable in zip(leaves, jax.tree.leaves(variables), strict=True):
+        if is_sparse(leaf):
+            leaf._check_range(leaf._whole_shape(variable.shape)[0])
+
+
+class _Rows:
+    """Some rows of an array, each once.
+
+    Attributes:
+        values: `[K, ...]`, the sum of what was given for each row.
+        places: i32[K], which rows; beyond the array where there are fewer than K.
+    """
+
+    def __init__(self, values: jax.Array, places: jax.Array) -> None:
+        self.values, self.places = values, places
+
+    @classmethod
+    def of(cls, slices: IndexedSlices, rows: int, *, skip_zeros: bool) -> _Rows:
+        """The rows of a gradient; those whose sum is zero are left out if asked for.
+
+        Args:
+            slices: The gradient.
+            rows: How many rows the whole has. Negative indices count from the end.
+            skip_zeros: Whether rows of zeros are left out.
+        """
+        count, *row = slices.values.shape
+        indices = jnp.where(slices.indices < 0, slices.indices + rows, slices.indices)
+        if count == 0:
+            return cls(slices.values, indices)
+        order = jnp.argsort(indices)
+        ids = indices[order]
+        is_first = jnp.concatenate([jnp.ones(1, bool), ids[1:] != ids[:-1]])
+        number = jnp.cumsum(is_first) - 1
+        values = jnp.zeros((count, *row), slices.values.dtype)
+        values = values.at[number].add(slices.values[order], indices_are_sorted=True)
+        counter = jnp.arange(count, dtype=jnp.int32)
+        beyond = rows + counter
+        places = jnp.zeros(count, jnp.int32).at[number].set(ids.astype(jnp.int32))
+        is_used = (counter <= number[-1]) & (places >= 0) & (places < rows)
+        if skip_zeros:
+            is_used &= jnp.any(values != 0, axis=tuple(range(1, values.ndim)))
+        return cls(values, jnp.where(is_used, places, beyond))
+
+
+def _parts(arrays: Sequence[Any], rows: Sequence[_Rows | None]) -> list[Any]:
+    return [
+        x if r is None else x.at[r.places].get(mode="clip", wrap_negative_indices=False)
+        for x, r in zip(arrays, rows, strict=True)
+    ]
+
+
+def _written(arrays: Sequence[Any], rows: Sequence[_Rows | None], new: Sequence[Any]) -> list[Any]:
+    """The arrays with new rows; where all of it is new, what is new."""
+    return [
+        y
+        if r is None
+        else x.at[r.places].set(y, mode="drop", unique_indices=True, wrap_negative_indices=False)
+        for x, r, y in zip(arrays, rows, new, strict=True)
+    ]
+
+
+def _not_lazy(reason: str) -> errors.UnimplementedError:
+    return errors.UnimplementedError(
+        errors.describe(
+            "rx.Optimizer with `sparse_rows='lazy'` was given a transformation that does not treat "
+            "each element by itself.",
+            why=f"Of some rows alone it would make other numbers: {reason}.",
+            fix="Leave that part out of the transformation (clip with `rx.clip_by_global_norm` "
+            "before), or leave `sparse_rows` out: then the gradient is made dense.",
+        )
+    )
