@@ -102,16 +102,16 @@ class Loop:
         """Check that a result can be stacked over the steps."""
         first = self._stretches[0][0]
         for body, _ in self._stretches:
-            ours = body.results[number] if body.structure == first.structure else None
-            is_alike = ours is not None and ours.form == first.results[number].form
-            if is_alike and not first.results[number].is_padded:
-                continue
-            path = first.results[number].path
+            is_one_tree = body.structure == first.structure
+            if is_one_tree and body.results[number].form == first.results[number].form:
+                if not body.results[number].is_padded:
+                    continue
             raise errors.InvalidArgumentError(
                 errors.describe(
-                    f"`result{path}` of `{self._name}` cannot be stacked over the steps of a call.",
+                    f"`result{first.results[number].path}` of `{self._name}` cannot be stacked "
+                    "over the steps of a call.",
                     why="It has one entry a row, and batches have different numbers of rows."
-                    if is_alike or ours is not None
+                    if is_one_tree
                     else "The steps of this call return different trees.",
                     fix="Reduce it in the step, as with `ctx.global_mean` or `ctx.global_sum`; "
                     "use `rx.InputOptions(remainder='drop')`; or leave `steps_per_execution` out.",
