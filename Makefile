@@ -55,6 +55,7 @@ check: $(READY) ## style, types, floors, doctests, news, paths
 bench: $(READY) ## what a step and its input cost beside hand-written jax
 	$(PY) benchmarks/overhead.py $(ARGS)
 	$(PY) benchmarks/input.py $(ARGS)
+	$(PY) benchmarks/dispatches.py $(ARGS)
 	$(PY) benchmarks/liveness.py $(ARGS)
 
 soak: $(READY) ## repeat the faults of workers, and write the table of docs/faults.md

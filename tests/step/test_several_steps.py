@@ -67,12 +67,6 @@ def of_variables(strategy, steps):
     with strategy.scope():
         w = rx.Variable(jnp.ones(2), name="w")
         optimizer = rx.Optimizer(optax.sgd(0.1, momentum=0.9), [w])
-        seen = rx.Variable(
-            0.0,
-            synchronization=rx.VariableSynchronization.ON_READ,
-            aggregation=rx.VariableAggregation.SUM,
-            trainable=False,
-        )
         mean = rx.metrics.Mean()
     strategy.set_seed(7)
 
@@ -88,7 +82,6 @@ def of_variables(strategy, steps):
 
             loss, gradients = rx.value_and_grad(loss_fn, [w])()
             rx.apply_gradients(optimizer, ctx.all_reduce("mean", gradients), [w])
-            seen.assign_add(ctx.local_sum(y))
             mean.update_state(y)
             return loss
 
@@ -96,7 +89,7 @@ def of_variables(strategy, steps):
 
     losses = until_the_end(step, iter(data(strategy, 31, 6)))
     state = [np.asarray(v) for v in (w, *optimizer.variables)]
-    return np.concatenate([np.atleast_1d(x) for x in losses]), state, float(seen), mean.result()
+    return np.concatenate([np.atleast_1d(x) for x in losses]), state, mean.result()
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

@@ -85,13 +85,15 @@ class DistributedIterator(Distributed, BatchSource):
         """The run of one batch."""
         if self._is_closed:
             raise StopIteration
-        self._note_mark()
-        if self._batches is None:
-            self._batches = self._opened(1, is_placed=True)
+        if self._mark != _mark[0]:
+            self._note_mark()
+        batches = self._batches
+        if batches is None:
+            batches = self._batches = self._opened(1, is_placed=True)
         try:
-            run = self._batches.take()
+            run = batches.take()
             if run.count > 1:
-                self._batches.put_back(run.part(1, run.count))
+                batches.put_back(run.part(1, run.count))
                 run = run.part(0, 1)
         except StopIteration:
             self._note_end()
@@ -99,14 +101,15 @@ class DistributedIterator(Distributed, BatchSource):
         except BaseException as error:
             self._recover(error)
             raise
-        self._go_to(run.steps[-1])
+        self._step = self._dataset._shared_position = run.steps[-1]
         return run
 
     def take_runs(self, count: int, *, is_placed: bool) -> list[Run]:  # type: ignore[override]
         """The next `count` batches, or as many as are left, in runs."""
         if self._is_closed:
             return []
-        self._note_mark()
+        if self._mark != _mark[0]:
+            self._note_mark()
         if self._batches is None:
             self._batches = self._opened(count, is_placed=is_placed)
         try:
@@ -116,7 +119,7 @@ class DistributedIterator(Distributed, BatchSource):
             self._recover(error)
             raise
         if taken:
-            self._go_to(taken[-1].steps[-1])
+            self._step = self._dataset._shared_position = taken[-1].steps[-1]
         else:
             self._note_end()
         return taken
@@ -126,18 +129,14 @@ class DistributedIterator(Distributed, BatchSource):
         for run in reversed(runs):
             if self._batches is not None:  # Else they are read again.
                 self._batches.put_back(run)
-            self._go_to(run.steps[0])
+            self._step = self._dataset._shared_position = run.steps[0]
 
     def _note_mark(self) -> None:
-        if self._mark != _mark[0]:
-            self._mark, self._marked_step = _mark[0], self._step
+        self._mark, self._marked_step = _mark[0], self._step
 
     def _note_end(self) -> None:
         self._has_ended = True
         self._dataset._used_up = self._dataset._feed.is_once
-
-    def _go_to(self, step: int) -> None:
-        self._step = self._dataset._shared_position = step
 
     def get_next(self) -> Any:
         """The next batch.

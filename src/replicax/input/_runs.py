@@ -7,7 +7,6 @@ costs no more to place than one of them.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,51 +17,53 @@ from replicax.step import BatchRun
 from replicax.values import ReplicaMesh
 
 
-@dataclasses.dataclass(eq=False)
 class Run(BatchRun):
     """Batches that follow each other and have one structure and one shape.
 
-    Attributes:
-        host: The rows: leaves `[n, count, B, ...]`, and `i32[n, count]` numbers of real rows.
+    Args:
+        host: The rows: leaves `[n, count, B, ...]` and `i32[n, count]` numbers of real rows; of a
+            single batch without the axis of batches.
         steps: The numbers of their steps, and that of the step after.
         mesh: Where they are to be placed.
     """
 
-    host: HostBatch
-    steps: Sequence[int]
-    mesh: ReplicaMesh
-    _placed: Any = None
-    _first: Any = None
+    __slots__ = ("_first", "_host", "_mesh", "_placed", "count", "steps")
+
+    def __init__(self, host: HostBatch, steps: Sequence[int], mesh: ReplicaMesh) -> None:
+        self._host, self._mesh, self.steps = host, mesh, steps
+        self.count = len(steps) - 1
+        self._placed: Any = None
+        self._first: Any = None
 
     @classmethod
     def of(cls, batches: Sequence[HostBatch], steps: Sequence[int], mesh: ReplicaMesh) -> Run:
         """Join batches that are alike."""
+        first = batches[0]
         if len(batches) == 1:
-            host = _mapped(batches[0], lambda x: x[:, None])
-        else:
-            columns = zip(*(batch.stacked for batch in batches), strict=True)
-            rows = None
-            if batches[0].rows is not None:
-                rows = np.stack([batch.counts for batch in batches], axis=1)
-            stacked = [np.stack(column, axis=1) for column in columns]
-            host = HostBatch(batches[0].structure, stacked, rows)
-        return cls(host, steps, mesh)
+            return cls(first, steps, mesh)
+        columns = zip(*(batch.stacked for batch in batches), strict=True)
+        rows = None
+        if first.rows is not None:
+            rows = np.stack([batch.counts for batch in batches], axis=1)
+        stacked = [np.stack(column, axis=1) for column in columns]
+        return cls(HostBatch(first.structure, stacked, rows), steps, mesh)
 
     @property
-    def count(self) -> int:
-        """How many batches."""
-        return len(self.steps) - 1
+    def host(self) -> HostBatch:
+        """The rows, always with the axis of batches."""
+        return _mapped(self._host, lambda x: x[:, None]) if self.count == 1 else self._host
 
     def placed(self) -> Any:
         """All of them on the devices: the tree with `PerReplica` leaves `[n, count, B, ...]`."""
         if self._placed is None:
-            self._placed = self.host.place(self.mesh)
+            self._placed = self.host.place(self._mesh)
         return self._placed
 
     def first(self) -> Any:
         """The first of them on the devices: the tree with `PerReplica` leaves `[n, B, ...]`."""
         if self._first is None:
-            self._first = _mapped(self.host, lambda x: x[:, 0]).place(self.mesh)
+            one = self._host if self.count == 1 else _mapped(self._host, lambda x: x[:, 0])
+            self._first = one.place(self._mesh)
         return self._first
 
     def part(self, first: int, last: int, stride: int = 1) -> Run:
@@ -71,8 +72,8 @@ class Run(BatchRun):
             return self
         chosen = range(first, last, stride)
         steps = [*(self.steps[i] for i in chosen), self.steps[chosen[-1] + 1]]
-        host = _mapped(self.host, lambda x: x[:, first:last:stride])
-        return dataclasses.replace(self, host=host, steps=steps, _placed=None, _first=None)
+        which = slice(first, last, stride) if len(chosen) > 1 else first
+        return Run(_mapped(self.host, lambda x: x[:, which]), steps, self._mesh)
 
     def joined(self, other: Run) -> Run | None:
         """With those that follow; None if they are others in structure or shape."""
@@ -86,7 +87,7 @@ class Run(BatchRun):
             np.concatenate(pair, axis=1) for pair in zip(mine.stacked, others.stacked, strict=True)
         ]
         steps = [*self.steps, *other.steps[1:]]
-        return Run(HostBatch(mine.structure, stacked, rows), steps, self.mesh)
+        return Run(HostBatch(mine.structure, stacked, rows), steps, self._mesh)
 
 
 class RunLength:

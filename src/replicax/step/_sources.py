@@ -13,14 +13,12 @@ class BatchRun(Protocol):
     """Batches that follow each other and have one structure and one shape.
 
     Attributes:
+        count: How many.
         steps: The numbers of their steps, and that of the step after.
     """
 
+    count: int
     steps: Sequence[int]
-
-    @property
-    def count(self) -> int:
-        """How many."""
 
     def placed(self) -> Any:
         """All of them on the devices: the tree with `PerReplica` leaves `[n, count, B, ...]`."""
