@@ -332,6 +332,8 @@ def test_a_callback_that_raises_names_its_call(strategy):
 def test_looking_at_it(strategy):
     step, batches = functions_of_sums()[3], iter(numbers(strategy))
     assert [c.kind for c in step.collectives(batches)] == ["all-reduce"] * 2  # one is padded
+    shown = rx.explain(step, batches, replicas=4).programs  # what one step is
+    assert [(one.batch, len(one.requests)) for one in shown] == [("remainder", 1)]
     assert batches.step == 0
 
 

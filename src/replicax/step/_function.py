@@ -106,15 +106,15 @@ class Function:
         return BoundFunction(self._methods[key], instance)
 
     def fresh(self) -> Function:
-        """The same function, which has not been traced yet."""
-        return self._with(self.fn)
+        """The same function, which has not been traced yet; one step, where a call runs several."""
+        return self._with(self.fn, steps=1)
 
-    def _with(self, fn: Callable[..., Any]) -> Function:
+    def _with(self, fn: Callable[..., Any], steps: int | None = None) -> Function:
         return Function(
             fn,
             donate=self._donate,
             static_argnames=tuple(self._static),
-            steps_per_execution=self._steps,
+            steps_per_execution=steps or self._steps,
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Function:
