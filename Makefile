@@ -60,6 +60,7 @@ bench-parts: $(READY) ## what Python, input and liveness cost a step
 	$(PY) benchmarks/overhead.py $(ARGS)
 	$(PY) benchmarks/models.py $(ARGS)
 	$(PY) benchmarks/input.py $(ARGS)
+	$(PY) benchmarks/dispatches.py $(ARGS)
 	$(PY) benchmarks/liveness.py $(ARGS)
 
 soak: $(READY) ## repeat the faults of workers, and write the table of docs/faults.md

@@ -135,3 +135,29 @@ def g7_the_work_of_all_replicas_is_known_on_each_worker(job: Job) -> Any:
     assert [each.rows for each in found.replicas] == [3, 3, 2, 2]
     assert [each.steps for each in found.replicas] == [3, 3, 2, 2]
     return str(found)
+
+
+@check
+def several_steps_in_one_call(job: Job) -> Any:
+    """Of a dataset that both share, and of batches of each worker's own, of which one has more."""
+
+    def total(rows: Any) -> Any:
+        return rx.get_replica_context().global_sum(rows)
+
+    @rx.function(steps_per_execution=2)
+    def step(iterator: Any) -> Any:
+        return job.strategy.run(total, args=(iterator.get_next(),))
+
+    rows = np.arange(20, dtype=np.float32)
+    dataset = job.strategy.distribute_dataset(rows, rx.InputOptions(global_batch_size=8))
+    batches, resumed = iter(dataset), iter(dataset)
+    found = [numbers(step(batches))]
+    resumed.set_state(batches.get_state())
+    found.append(numbers(step(resumed)))
+    raised(rx.errors.OutOfRangeError, lambda: step(resumed))
+    assert found == [[28, 92], [70]]
+
+    own = [np.arange(4, dtype=np.float32) + 10 * job.rank] * (1 + job.rank)
+    dataset = job.strategy.distribute_dataset(own, rx.InputOptions(policy="off"))
+    assert numbers(step(iter(dataset))) == [52, 46]
+    return found

@@ -9,6 +9,7 @@ import jax
 
 from replicax import _integrations, errors
 from replicax.input._agreed import AgreedFeed, agree_on_plan
+from replicax.input._ahead import Batches
 from replicax.input._announcement import announce
 from replicax.input._iterator import DistributedIterator, require_outside
 from replicax.input._options import InputOptions, checked_options
@@ -88,7 +89,7 @@ class DistributedDataset(Distributed):
         self._feed, self._mesh, self._options = feed, mesh, options
         self.plan = plan
         self._next_epoch = 0
-        self._shared: Iterator[tuple[int, Any]] | None = None
+        self._shared: Batches | None = None
         self._shared_position = 0
         self._used_up = False
 

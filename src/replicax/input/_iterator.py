@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replicax import errors
-from replicax._threads import Ahead
 from replicax.input._agreed import AgreedFeed
-from replicax.input._ahead import placed_ahead, placed_together
+from replicax.input._ahead import Batches, placed_ahead, placed_together
 from replicax.input._optional import OptionalBatch
 from replicax.input._positions import cannot_go_back, check_same_source, is_state
+from replicax.input._runs import Run, RunLength
 from replicax.input._sources import Distributed
 from replicax.input._words import counted
 from replicax.step import BatchSource, surrounding_trace, take_in_step
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _mark = [0]
 
-# A batch, the number of its step, and that of the step after.
-_Taken = tuple[Any, int, int]
+# A batch and the run of it alone; both None at the end.
+_Taken = tuple[Any, Run | None]
 
 
 class DistributedIterator(Distributed, BatchSource):
@@ -57,9 +57,8 @@ class DistributedIterator(Distributed, BatchSource):
     def __init__(self, dataset: DistributedDataset, epoch: int, step: int) -> None:
         self._dataset = dataset
         self._epoch, self._step = epoch, step
-        self._batches: Iterator[tuple[int, Any]] | None = None
+        self._batches: Batches | None = None
         self._is_closed = self._has_ended = False
-        self._returned: list[_Taken] = []
         self._mark, self._marked_step = -1, step
 
     @property
@@ -80,26 +79,64 @@ class DistributedIterator(Distributed, BatchSource):
         return self._next()
 
     def _next(self) -> Any:
+        return self._take_run().first()
+
+    def _take_run(self) -> Run:
+        """The run of one batch."""
         if self._is_closed:
             raise StopIteration
         if self._mark != _mark[0]:
-            self._mark, self._marked_step = _mark[0], self._step
-        if self._returned:
-            batch, _, self._step = self._returned.pop()
-            return batch
-        if self._batches is None:
-            self._batches = self._opened()
+            self._note_mark()
+        batches = self._batches
+        if batches is None:
+            batches = self._batches = self._opened(1, is_placed=True)
         try:
-            self._step, batch = next(self._batches)
+            run = batches.take()
+            if run.count > 1:
+                batches.put_back(run.part(1, run.count))
+                run = run.part(0, 1)
         except StopIteration:
-            self._has_ended = True
-            self._dataset._used_up = self._dataset._feed.is_once
+            self._note_end()
             raise
         except BaseException as error:
             self._recover(error)
             raise
-        self._dataset._shared_position = self._step
-        return batch
+        self._step = self._dataset._shared_position = run.steps[-1]
+        return run
+
+    def take_runs(self, count: int, *, is_placed: bool) -> list[Run]:  # type: ignore[override]
+        """The next `count` batches, or as many as are left, in runs."""
+        if self._is_closed:
+            return []
+        if self._mark != _mark[0]:
+            self._note_mark()
+        if self._batches is None:
+            self._batches = self._opened(count, is_placed=is_placed)
+        try:
+            self._batches.make_runs(count, is_placed=is_placed)
+            taken = self._batches.take_up_to(count)
+        except BaseException as error:
+            self._recover(error)
+            raise
+        if taken:
+            self._step = self._dataset._shared_position = taken[-1].steps[-1]
+        else:
+            self._note_end()
+        return taken
+
+    def put_back_runs(self, runs: Sequence[Run]) -> None:  # type: ignore[override]
+        """Go back before runs that `take_runs` gave."""
+        for run in reversed(runs):
+            if self._batches is not None:  # Else they are read again.
+                self._batches.put_back(run)
+            self._step = self._dataset._shared_position = run.steps[0]
+
+    def _note_mark(self) -> None:
+        self._mark, self._marked_step = _mark[0], self._step
+
+    def _note_end(self) -> None:
+        self._has_ended = True
+        self._dataset._used_up = self._dataset._feed.is_once
 
     def get_next(self) -> Any:
         """The next batch.
@@ -135,35 +172,37 @@ class DistributedIterator(Distributed, BatchSource):
             return OptionalBatch()
 
     def take(self, *, is_optional: bool) -> _Taken:
-        """The next batch, the number of its step and that of the step after; None at the end."""
-        before = self._step
+        """The next batch and the run of it alone; None at the end."""
         try:
-            return self._next(), before, self._step
+            run = self._take_run()
         except StopIteration:
             if is_optional:
-                return None, before, before
+                return None, None
             raise self._ended() from None
+        return run.first(), run
 
     def put_back(self, taken: _Taken) -> None:
         """Go back before a batch that `take` gave."""
-        batch, self._step, _ = taken
-        if batch is not None:
-            self._returned.append(taken)
+        if taken[1] is not None:
+            self.put_back_runs([taken[1]])
 
     def close(self) -> None:
         """End the pass and its thread; batches that were placed ahead are dropped."""
         self._is_closed = True
         self._drop()
 
-    def _opened(self) -> Iterator[tuple[int, Any]]:
+    def _opened(self, size: int, *, is_placed: bool) -> Batches:
         dataset = self._dataset
         if dataset._feed.is_once and dataset._shared is not None:
             return dataset._shared
         feed, mesh, prefetch = dataset._feed, dataset._mesh, dataset._options.prefetch
+        length = RunLength(size, is_placed=is_placed)
         if isinstance(feed, AgreedFeed):
-            batches = placed_together(feed, self._epoch, self._step, mesh, prefetch)
+            batches = placed_together(feed, self._epoch, self._step, mesh, prefetch, length)
         else:
-            batches = placed_ahead(feed.read(self._epoch, self._step), mesh, prefetch)
+            ahead = -(-prefetch // size)  # in runs
+            read = feed.read(self._epoch, self._step)
+            batches = placed_ahead(read, self._step, mesh, ahead, length)
         if dataset._feed.is_once:  # What the thread has taken must not be lost with an iterator.
             dataset._shared = batches
         return batches
@@ -175,14 +214,13 @@ class DistributedIterator(Distributed, BatchSource):
         goes on where a thread was not concerned, as by Ctrl-C; else it fails again.
         """
         dataset, self._batches = self._dataset, None
-        goes_on = isinstance(dataset._shared, Ahead) and not dataset._shared.has_failed
+        goes_on = dataset._shared is not None and dataset._shared.goes_on
         if dataset._feed.is_once and not goes_on:
-            dataset._shared = _failed(error)
+            dataset._shared = Batches(_failed(error), RunLength(1, is_placed=True))
 
     def _drop(self) -> None:
         # Collecting the generator ends its thread, unless the dataset keeps it for another pass.
         self._batches = None
-        self._returned.clear()
 
     # -- the place in the dataset ------------------------------------------------
 

@@ -12,8 +12,6 @@ from replicax.step._bound_objects import register_objects as register_objects
 from replicax.step._clipping import clip_by_global_norm as clip_by_global_norm
 from replicax.step._compiled_context import CompiledReplicaContext as CompiledReplicaContext
 from replicax.step._context import ReplicaContext as ReplicaContext
-from replicax.step._feeding import BatchSource as BatchSource
-from replicax.step._feeding import take_in_step as take_in_step
 from replicax.step._function import Function as Function
 from replicax.step._function import function as function
 from replicax.step._gradients import value_and_grad as value_and_grad
@@ -35,8 +33,12 @@ from replicax.step._sharded_optimizer import ShardedTransformation as ShardedTra
 from replicax.step._sharded_optimizer import shard_optimizer as shard_optimizer
 from replicax.step._single_context import SingleReplicaContext as SingleReplicaContext
 from replicax.step._single_context import current_replica_context as current_replica_context
+from replicax.step._sources import BatchRun as BatchRun
+from replicax.step._sources import BatchSource as BatchSource
+from replicax.step._sources import take_in_step as take_in_step
 
 __all__ = [
+    "BatchRun",
     "BatchSource",
     "CompiledReplicaContext",
     "Function",

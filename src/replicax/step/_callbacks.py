@@ -48,6 +48,7 @@ class Callbacks:
         self.are_there = self.have_results = False
         self._lock = threading.Lock()
         self._runs = 0
+        self._calls: dict[str, int] | None = None
         self._failures: list[BaseException] = []
 
     def note(self, eqn: JaxprEqn) -> None:
@@ -55,11 +56,25 @@ class Callbacks:
         self.are_there = True
         self.have_results = self.have_results or not eqn.primitive.name.startswith("debug")
 
+    def count_calls(self) -> None:
+        """From now on, tell of a failure the how many-th call it was: of the steps of a program."""
+        self._calls = {}
+
+    def number_of_call(self, where: str) -> str:
+        """Count a call of a callback; empty where calls are not counted."""
+        if self._calls is None:
+            return ""
+        with self._lock:
+            self._calls[where] = number = self._calls.get(where, 0) + 1
+        return f", in its call {number} of this execution"
+
     @contextmanager
     def caught(self) -> Iterator[None]:
         """While a step runs, which raises itself what its callbacks raise."""
         with self._lock:
             self._runs += 1
+            if self._calls:
+                self._calls.clear()
         try:
             yield
         finally:
@@ -132,6 +147,7 @@ def _wrapped(eqn: Any, callbacks: Callbacks, axis: tuple[str, int] | None) -> An
             if axis is not None:
                 where = f"replica {int(operands[0])} of {axis[1]} (at {where})"
                 operands = operands[1:]
+            where += callbacks.number_of_call(where)
             return _checked(call(*operands), avals)
         except BaseException as error:
             if not callbacks.catch(error, where):

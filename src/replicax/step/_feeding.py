@@ -12,11 +12,13 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from replicax import errors
 from replicax.step._access import FunctionTrace, surrounding_trace
 from replicax.step._arguments import parameter_names
+from replicax.step._sources import BatchSource, Feed, OtherBatches, Wanted
 from replicax.values import current_frame
 
 if TYPE_CHECKING:
@@ -25,92 +27,23 @@ if TYPE_CHECKING:
 _MOST_BATCHES = 64
 
 
-class BatchSource:
-    """An iterator of batches that a compiled step can take from."""
+@dataclass(frozen=True)
+class Given:
+    """What one call has taken.
 
-    def take(self, *, is_optional: bool) -> tuple[Any, ...]:
-        """A batch as `(batch, ...)`, where what follows the batch tells its place.
-
-        Args:
-            is_optional: Whether the end is `(None,)` instead of an error.
-        """
-        raise NotImplementedError
-
-    def put_back(self, taken: tuple[Any, ...]) -> None:
-        """Give the same batch again at the next call; the latest is put back first."""
-        raise NotImplementedError
-
-
-class Wanted(NamedTuple):
-    """One batch that a step takes: the name of the parameter that is its source, or the source."""
-
-    source: str | BatchSource
-    is_optional: bool
-
-
-class OtherBatches(BaseException):
-    """A trace takes other batches than it was given: a signal, which no user's code may catch."""
-
-    def __init__(self, wanted: tuple[Wanted, ...]) -> None:
-        super().__init__("the function must be traced anew with other batches")
-        self.wanted = wanted
-
-
-class Feed:
-    """The batches of one trace.
-
-    Args:
-        wanted: Where they come from.
-        batches: The batches, traced.
-        names: The parameters that are sources.
+    Attributes:
+        wanted: What the batches are for.
+        named: The batches, as named arguments of the fed function.
+        put_back: Gives them back.
+        ended: The error of an iterator that had no more, or None.
+        place: Which batches these are, for messages; empty where that says nothing.
     """
 
-    def __init__(
-        self,
-        wanted: tuple[Wanted, ...] = (),
-        batches: Sequence[Any] = (),
-        names: Mapping[str, BatchSource] | None = None,
-    ) -> None:
-        self._wanted, self._batches, self._taken = wanted, batches, 0
-        self._names = {id(source): name for name, source in (names or {}).items()}
-
-    def take(self, source: BatchSource, *, is_optional: bool) -> Any:
-        """The next batch, if it is one of this source; None for the end."""
-        at = self._taken
-        one = Wanted(self._names.get(id(source), source), is_optional)
-        if self._wanted[at : at + 1] != (one,):
-            raise OtherBatches((*self._wanted[:at], one))
-        self._taken += 1
-        return self._batches[at]
-
-    def finish(self) -> None:
-        """Find out that batches were left over."""
-        if self._taken < len(self._wanted):
-            raise OtherBatches(self._wanted[: self._taken])
-
-
-def take_in_step(trace: FunctionTrace, source: BatchSource, *, is_optional: bool) -> Any:
-    """A batch for the step that is being traced, another one in each call; None for the end.
-
-    Raises:
-        ContextError: Inside of `lax.scan`, `jax.grad` or another transformation.
-    """
-    if not trace.is_here:
-        raise errors.ContextError(
-            errors.describe(
-                "A batch was taken inside of a transformed function, such as the body of "
-                "`lax.scan` or a loss given to `jax.grad`.",
-                why="JAX traces the body once, whatever the number of its runs.",
-                fix="Take the batch before, in the `rx.function`.",
-            )
-        )
-    feed = trace.feed if isinstance(trace.feed, Feed) else Feed()
-    return feed.take(source, is_optional=is_optional)
-
-
-def has_sources(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an argument is an iterator of batches."""
-    return any(isinstance(value, BatchSource) for value in (*args, *kwargs.values()))
+    wanted: tuple[Wanted, ...]
+    named: dict[str, Any]
+    put_back: Callable[[], None]
+    ended: errors.OutOfRangeError | None = None
+    place: str = ""
 
 
 class FedFunction:
@@ -149,26 +82,40 @@ class FedFunction:
         args = tuple(x for x in args if not isinstance(x, BatchSource))
         rest = {name: x for name, x in kwargs.items() if name not in sources}
         while True:
-            taken, ended = _take_all(self._wanted, sources)
-            # With other arguments than last time, what there is may be enough.
-            wanted = self._wanted[: len(taken)]
-            batches = {_name(i): one[0] for i, (_, one) in enumerate(taken)}
+            taken = self._take(sources)
+            function = self._fed(taken.wanted, tuple(sources))
             self._here.sources = sources
             try:
-                function = self._fed(wanted, tuple(sources))
                 if use is None:
-                    return function(*args, **rest, **batches)
-                result = use(function, *args, **rest, **batches)
+                    return function(*args, **rest, **taken.named)
+                result = use(function, *args, **rest, **taken.named)
             except OtherBatches as other:
-                _put_back(taken)
-                if ended is not None and len(other.wanted) > len(taken):
-                    raise ended from None
+                taken.put_back()
+                if taken.ended is not None and len(other.wanted) > len(taken.wanted):
+                    raise taken.ended from None
                 self._wanted = _checked(other.wanted, self._function.__name__)
+            except Exception as error:
+                self._failed(function, taken, error)
+                raise
             else:
-                _put_back(taken)
+                taken.put_back()
                 return result
             finally:
                 self._here.sources = {}
+
+    def _take(self, sources: Mapping[str, BatchSource]) -> Given:
+        """The batches of a call."""
+        taken, ended = take_all(self._wanted, sources)
+        return Given(
+            # With other arguments than last time, what there is may be enough.
+            wanted=self._wanted[: len(taken)],
+            named={_name(i): one[0] for i, (_, one) in enumerate(taken)},
+            put_back=lambda: put_back(taken),
+            ended=ended,
+        )
+
+    def _failed(self, function: Function, taken: Given, error: Exception) -> None:
+        """A call has raised."""
 
     def _fed(self, wanted: tuple[Wanted, ...], names: tuple[str, ...]) -> Function:
         key = (wanted, names)
@@ -181,7 +128,42 @@ class FedFunction:
     ) -> Callable[..., Any]:
         """The Python function with the batches, by name, in the place of its iterators."""
         fn = self._function.fn
+        signature = self._signature(names)
+
+        @functools.wraps(fn)
+        def fed(*args: Any, **kwargs: Any) -> Any:
+            batches = [kwargs.pop(_name(i)) for i in range(len(wanted))]
+            trace = trace_here()
+            return self._step(trace, wanted, signature.bind(*args, **kwargs).arguments, batches)
+
+        fed.__signature__ = signature  # type: ignore[attr-defined]
+        return fed
+
+    def _step(
+        self,
+        trace: FunctionTrace,
+        wanted: tuple[Wanted, ...],
+        given: Mapping[str, Any],
+        batches: Sequence[Any],
+    ) -> Any:
+        """What the user's function returns for these arguments, by name, and batches."""
+        fn, sources = self._function.fn, self._here.sources
         whole = inspect.signature(fn)
+        feed = trace.feed = Feed(wanted, batches, sources)
+        given = {**given, **sources}
+        in_order = {name: given[name] for name in whole.parameters if name in given}
+        bound = inspect.BoundArguments(whole, in_order)
+        result = fn(*bound.args, **bound.kwargs)
+        feed.finish()
+        return result
+
+    def _signature(self, names: tuple[str, ...]) -> inspect.Signature:
+        """The signature of the function without its iterators.
+
+        Raises:
+            ArgumentTypeError: One of them has no parameter with its name.
+        """
+        whole = inspect.signature(self._function.fn)
         unknown = [name for name in names if name not in whole.parameters]
         if unknown:
             raise errors.ArgumentTypeError(
@@ -190,35 +172,25 @@ class FedFunction:
                     fix="Give the iterator a parameter with a name of its own.",
                 )
             )
-        signature = whole.replace(
+        return whole.replace(
             parameters=[p for p in whole.parameters.values() if p.name not in names]
         )
 
-        @functools.wraps(fn)
-        def fed(*args: Any, **kwargs: Any) -> Any:
-            batches = [kwargs.pop(_name(i)) for i in range(len(wanted))]
-            frame = current_frame()
-            trace = surrounding_trace(frame.access if frame is not None else None)
-            if trace is None:
-                raise errors.InternalError("No function is being traced.")
-            sources = self._here.sources
-            feed = trace.feed = Feed(wanted, batches, sources)
-            given = {**signature.bind(*args, **kwargs).arguments, **sources}
-            in_order = {name: given[name] for name in whole.parameters if name in given}
-            bound = inspect.BoundArguments(whole, in_order)
-            result = fn(*bound.args, **bound.kwargs)
-            feed.finish()
-            return result
 
-        fed.__signature__ = signature  # type: ignore[attr-defined]
-        return fed
+def trace_here() -> FunctionTrace:
+    """The trace of the function that is being traced."""
+    frame = current_frame()
+    trace = surrounding_trace(frame.access if frame is not None else None)
+    if trace is None:
+        raise errors.InternalError("No function is being traced.")
+    return trace
 
 
 def _name(number: int) -> str:
     return f"<batch {number}>"
 
 
-def _take_all(
+def take_all(
     wanted: tuple[Wanted, ...], sources: Mapping[str, BatchSource]
 ) -> tuple[list[tuple[BatchSource, tuple[Any, ...]]], errors.OutOfRangeError | None]:
     """The batches, or those before the end of an iterator and the error of its end."""
@@ -235,12 +207,12 @@ def _take_all(
             )
         return taken, error
     except BaseException:
-        _put_back(taken)
+        put_back(taken)
         raise
     return taken, None
 
 
-def _put_back(taken: Sequence[tuple[BatchSource, tuple[Any, ...]]]) -> None:
+def put_back(taken: Sequence[tuple[BatchSource, tuple[Any, ...]]]) -> None:
     for source, one in reversed(taken):
         source.put_back(one)
 

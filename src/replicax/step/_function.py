@@ -22,7 +22,7 @@ from replicax.step._arguments import (
 )
 from replicax.step._bound_objects import check_no_objects
 from replicax.step._callbacks import Callbacks
-from replicax.step._feeding import FedFunction, OtherBatches, has_sources
+from replicax.step._feeding import FedFunction
 from replicax.step._methods import BoundFunction, reference
 from replicax.step._program import (
     NotCompared,
@@ -31,6 +31,8 @@ from replicax.step._program import (
     check_leaf,
     signature,
 )
+from replicax.step._several_steps import SeveralSteps, called_inside, checked_steps
+from replicax.step._sources import OtherBatches, has_sources
 from replicax.step._state import check_fed_back, check_returned_state, donated_names
 from replicax.step._static import bound_to, check_hashable, split_static, static_names, without
 from replicax.step._trace import Traced, trace
@@ -68,6 +70,7 @@ class Function:
         *,
         donate: int | str | Sequence[int | str] = (),
         static_argnames: str | Sequence[str] = (),
+        steps_per_execution: int = 1,
     ) -> None:
         if not callable(fn):
             raise errors.ArgumentTypeError(
@@ -89,9 +92,12 @@ class Function:
         self._plain_arguments: set[str] = set()
         self._latest: Program | None = None
         self._methods: dict[int, Function] = {}
+        self._steps = checked_steps(steps_per_execution)
         self._fed: FedFunction | None = None
         self._gets_batches = False
         _LIVE.add(self)
+        if self._steps > 1 and not self._static:
+            self._fed = SeveralSteps(self, self._getting_batches, self._donate, self._steps)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Function | BoundFunction:
         """As a method: a function for each object, of which `self` is a fixed part."""
@@ -100,19 +106,24 @@ class Function:
         key = id(instance)
         if key not in self._methods:
             alive = reference(instance, lambda _: self._methods.pop(key, None))
-            self._methods[key] = Function(
-                bound_to(alive, self.fn), donate=self._donate, static_argnames=tuple(self._static)
-            )
+            self._methods[key] = self._with(bound_to(alive, self.fn))
         return BoundFunction(self._methods[key], instance)
 
     def fresh(self) -> Function:
-        """The same function, which has not been traced yet."""
-        return Function(self.fn, donate=self._donate, static_argnames=tuple(self._static))
+        """The same function, which has not been traced yet; one step, where a call runs several."""
+        return self._with(self.fn, steps=1)
+
+    def _with(self, fn: Callable[..., Any], steps: int | None = None) -> Function:
+        return Function(
+            fn,
+            donate=self._donate,
+            static_argnames=tuple(self._static),
+            steps_per_execution=steps or self._steps,
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Function:
         """A function of its own, which has not been traced yet."""
-        fn = copy.deepcopy(self.fn, memo)
-        return Function(fn, donate=self._donate, static_argnames=tuple(self._static))
+        return self._with(copy.deepcopy(self.fn, memo))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step.
@@ -125,6 +136,8 @@ class Function:
         if frames:
             frame = frames[-1]
             if frame.access is not None or frame.replica is not None or frame.merging is not None:
+                if self._steps > 1:
+                    raise called_inside(self.__name__, self._steps)
                 return self.fn(*args, **kwargs)
             scope = frame.strategy
         if self._fed is not None:
@@ -168,15 +181,19 @@ class Function:
 
     def _feeding(self) -> FedFunction:
         """From now on, each call takes batches for the function."""
-
-        def getting_batches(fn: Callable[..., Any]) -> Function:
-            made = Function(fn, donate=self._donate)
-            made._gets_batches = True
-            return made
-
         if self._fed is None:
-            self._fed = FedFunction(self, getting_batches)
+            self._fed = FedFunction(self, self._getting_batches)
         return self._fed
+
+    def _getting_batches(self, fn: Callable[..., Any]) -> Function:
+        made = Function(fn, donate=self._donate)
+        made._gets_batches = True
+        return made
+
+    @property
+    def calls_back(self) -> bool:
+        """Whether its programs have host callbacks."""
+        return any(program.callbacks for some in self._programs.values() for program in some)
 
     def _call_program(
         self, scope: StrategyLike | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -311,7 +328,8 @@ class Function:
         # With the types, because 1 == 1.0 == True.
         key = tuple((name, type(static[name]), static[name]) for name in sorted(static))
         if key not in self._variants:
-            self._variants[key] = Function(without(self.fn, static), donate=self._donate)
+            fn = without(self.fn, static)
+            self._variants[key] = Function(fn, donate=self._donate, steps_per_execution=self._steps)
         return self._variants[key], args, kwargs
 
     # -- looking at it --------------------------------------------------------------
@@ -426,6 +444,7 @@ def function(
     *,
     donate: int | str | Sequence[int | str] = ...,
     static_argnames: str | Sequence[str] = ...,
+    steps_per_execution: int = ...,
 ) -> Function: ...
 
 
@@ -435,6 +454,7 @@ def function(
     *,
     donate: int | str | Sequence[int | str] = ...,
     static_argnames: str | Sequence[str] = ...,
+    steps_per_execution: int = ...,
 ) -> Callable[[Callable[..., Any]], Function]: ...
 
 
@@ -443,6 +463,7 @@ def function(
     *,
     donate: int | str | Sequence[int | str] = (),
     static_argnames: str | Sequence[str] = (),
+    steps_per_execution: int = 1,
 ) -> Function | Callable[[Callable[..., Any]], Function]:
     """Compile a step: Python is traced once for each set of shapes, then XLA runs one program.
 
@@ -464,6 +485,11 @@ def function(
             deleted. What comes back in the place of a donated argument must be proved mirrored.
         static_argnames: Names of parameters that are no arrays; the function is compiled for each
             value of them.
+        steps_per_execution: How many steps a call runs, in one program: a loop over so many
+            batches, which the function takes from an iterator. The numbers are those of as many
+            calls; at the end of the data a call runs the steps that are left. Donated arguments go
+            from step to step and come back first; the other results have an entry for each step,
+            on axis 0 (of per-replica values: of each component).
 
     Returns:
         A `Function`: call it like `fn`; see also its `collectives` and `lower`.
@@ -473,6 +499,8 @@ def function(
             between replicas. Raised by the call, while it traces.
         VaryingControlFlowError: A collective stands under control flow that varies.
         UnprovenError: The proof cannot be made.
+        InvalidArgumentError: `steps_per_execution` is no positive integer; or the call, in which
+            all steps would get the same batch or the same state.
 
     Examples:
         >>> import replicax as rx
@@ -488,6 +516,13 @@ def function(
         >>> float(w)
         2.0
     """
-    if fn is None:
-        return lambda fn: Function(fn, donate=donate, static_argnames=static_argnames)
-    return Function(fn, donate=donate, static_argnames=static_argnames)
+
+    def made(fn: Callable[..., Any]) -> Function:
+        return Function(
+            fn,
+            donate=donate,
+            static_argnames=static_argnames,
+            steps_per_execution=steps_per_execution,
+        )
+
+    return made if fn is None else made(fn)

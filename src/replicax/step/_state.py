@@ -10,10 +10,12 @@ varying means that every replica would train a model of its own. Three things sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from replicax import errors
 from replicax.values import PerReplica
@@ -151,3 +153,101 @@ def _varying_state(
             "with `strategy.distribute_values_from_function`.",
         )
     )
+
+
+def split_off_state(
+    state: dict[str, Any], result: Any, function: str
+) -> tuple[list[Any], Any, Callable[[list[Any], Any], Any]]:
+    """Part what a step returned into its new state and the rest.
+
+    Args:
+        state: What goes from step to step, by the name of its argument.
+        result: What the step returned: the new state, or a tuple that begins with it.
+        function: Name of the function.
+
+    Returns:
+        The new state, the rest, and a function that joins them in the form of the result.
+
+    Raises:
+        InvalidArgumentError: The state does not come back.
+    """
+    if not state:
+        return [], result, lambda _, rest: rest
+    given = list(state.values())
+    if len(given) == 1 and _have_one_form(given[0], result):
+        return [result], (), lambda new, _: new[0]
+    if isinstance(result, (tuple, list)) and len(result) >= len(given):
+        new, rest = list(result[: len(given)]), list(result[len(given) :])
+        kind = type(result)
+        if all(_have_one_form(x, y) for x, y in zip(given, new, strict=True)):
+            make = kind if not hasattr(result, "_fields") else lambda parts: kind(*parts)
+            return new, rest, lambda new, rest: make([*new, *rest])
+    parts = list(result) if isinstance(result, (tuple, list)) else [result]
+    rows = [
+        (f"`{name}`", _form(value), _form(part))
+        for (name, value), part in itertools.zip_longest(state.items(), parts[: len(state)])
+    ]
+    raise errors.InvalidArgumentError(
+        errors.describe(
+            f"`{function}` does not return its state in the form in which it was given.",
+            table=errors.Table(("donated", "given", "returned in its place"), rows),
+            why="With `steps_per_execution`, donated arguments go from each step to the next.",
+            fix="Return them first, in the order of the parameters: `return state, loss`.",
+        )
+    )
+
+
+def check_is_no_state(
+    given: dict[str, Any], order: Sequence[str], result: Any, function: str
+) -> None:
+    """Refuse what looks like state and would be the same in all steps of a call.
+
+    Args:
+        given: The arguments that go to all steps, by name.
+        order: Names of parameters. A number is taken for state where a result has its place.
+        result: What a step returned.
+        function: Name of the function.
+
+    Raises:
+        InvalidArgumentError: A result has the form of an argument.
+    """
+    parts = list(result) if isinstance(result, (tuple, list)) else [result]
+    in_place = dict(zip(order, parts, strict=False))
+    for name, value in given.items():
+        is_number = jax.tree_util.all_leaves([value]) and jnp.ndim(value) == 0
+        others = [in_place[name]] if name in in_place else []
+        if any(_is_next(value, part) for part in (others if is_number else [*parts, result])):
+            raise errors.InvalidArgumentError(
+                errors.describe(
+                    f"`{name}` of `{function}` looks like state: a result has its form.",
+                    why="With `steps_per_execution`, what is not donated is the same in all steps "
+                    "of a call.",
+                    fix=f"Write `rx.function(donate={name!r}, ...)` and return its next value "
+                    "first. If it is no state, return the result in another structure, such as "
+                    "`{'loss': loss}`.",
+                )
+            )
+
+
+def _is_next(argument: Any, part: Any) -> bool:
+    """Whether a result may be the next value of an argument: not of a Python number."""
+    old, new = jax.tree.leaves(argument), jax.tree.leaves(part)
+    return (
+        bool(old)
+        and _have_one_form(argument, part)
+        and [jax.typeof(x).weak_type for x in old] == [jax.typeof(x).weak_type for x in new]
+    )
+
+
+def _have_one_form(argument: Any, part: Any) -> bool:
+    old_structure: Any
+    new_structure: Any
+    old, old_structure = jax.tree.flatten(argument)
+    new, new_structure = jax.tree.flatten(part)
+    if old_structure != new_structure:
+        return False
+    return all(_local_shape(x) == _local_shape(y) for x, y in zip(old, new, strict=True))
+
+
+def _form(value: Any) -> str:
+    return "nothing" if value is None else str(jax.tree.map(jax.typeof, value))[:120]

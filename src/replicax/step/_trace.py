@@ -107,7 +107,7 @@ def trace(
         strategy = frame.strategy if frame is not None else None
         args, kwargs = structure.unflatten(leaves)
         with entered(Frame(strategy, access=access)), bound(access):
-            result = _plain_result(fn(*args, **kwargs), access)
+            result = plain_result(fn(*args, **kwargs), access)
         _check_variables(access)
         result_leaves, result_structure = jax.tree.flatten(result)
         # Facts only: what holds a tracer must not outlive the trace.
@@ -182,7 +182,7 @@ def _strategy_of(variables: set[Variable]) -> StrategyLike | None:
     return next((variable.strategy for variable in variables), None)
 
 
-def _plain_result(result: Any, access: FunctionTrace) -> Any:
+def plain_result(result: Any, access: FunctionTrace) -> Any:
     """Unwrap mirrored values and variables, and fix how results lie on the devices."""
     structure: Any
     with_paths, structure = jax.tree_util.tree_flatten_with_path(
