@@ -147,3 +147,16 @@ def test_loss_scaling_skips_modules_too(strategy):
     assert step(rx.PerReplica([X[:2], X[2:]]))
     assert int(optimizer.step[...]) == 1
     assert np.isfinite(module.layer.kernel[...]).all()
+
+
+def test_a_step_does_not_take_the_keys_of_modules_that_it_does_not_use(strategy, other):
+    """Each replica sees a key of its own, in steps of other strategies too."""
+    with strategy.scope():
+        dropout = rx.nnx.adopt(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
+    with other.scope():
+        w = rx.Variable(jnp.ones(2), name="w")
+    step = rx.function(lambda x: other.run(lambda x: x * w.value, args=(x,)))
+
+    np.testing.assert_array_equal(step(jnp.ones(2)), [1, 1])
+    assert [variable.name for variable in step._latest.read] == ["w"]
+    del dropout

@@ -23,7 +23,7 @@ from replicax.nnx._compat import (
 )
 from replicax.nnx._model_variable import BY_PART, ModelVariable, Rule, changed_shape
 from replicax.nnx._owner import not_adopted, parts_of
-from replicax.step import peek, register_objects
+from replicax.step import peek, register_objects, surrounding_trace
 from replicax.values import StrategyLike, VariableAccess, current_frame, live_variables
 from replicax.values._foreign import register_holder
 
@@ -197,6 +197,9 @@ def _seen(access: Any, variable: ModelVariable, replica: Any) -> Any:
     if value is None:
         return value_of(variable.part)
     if variable.rule is Rule.KEY and replica.num_replicas_in_sync > 1:
+        trace = surrounding_trace(access)
+        if trace is not None:
+            trace.objects[variable._owner] = None
         return _own_key(value, replica.replica_id_in_sync_group)
     return value
 

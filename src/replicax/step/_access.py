@@ -101,6 +101,7 @@ class FunctionTrace(TracedVariables):
         feed: The batches that the function takes by itself; see `_feeding`.
         taking: The level at which it may take them: its own, or that of one of several steps.
         callbacks: The host callbacks.
+        objects: Objects of model libraries that replicas saw in a form of their own.
     """
 
     def __init__(self, values: Mapping[Variable, Any], function_id: int = 0) -> None:
@@ -115,6 +116,7 @@ class FunctionTrace(TracedVariables):
         self.feed: Any = None
         self.taking: TracedVariables = self
         self.callbacks = Callbacks()
+        self.objects: dict[Any, None] = {}
 
     def read(self, variable: Variable) -> jax.Array:
         """Return the value, and note that the program needs the variable."""

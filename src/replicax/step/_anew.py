@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from replicax.step._function import _LIVE, Function
 
-_CACHES: dict[str, Any] = {
-    "_variants": dict,
-    "_programs": dict,
-    "_plain_arguments": set,
-    "_latest": lambda: None,
-    "_fed": lambda: None,
+_CACHES: dict[str, Callable[[Function], Any]] = {
+    "_variants": lambda _: {},
+    "_programs": lambda _: {},
+    "_plain_arguments": lambda _: set(),
+    "_latest": lambda _: None,
+    "_fed": Function._new_fed,
 }
 
 
@@ -40,5 +40,5 @@ def _exchanged(new: dict[Function, dict[str, Any]]) -> dict[Function, dict[str, 
         old[function] = {name: getattr(function, name) for name in _CACHES}
         others = new.get(function)
         for name, empty in _CACHES.items():
-            setattr(function, name, empty() if others is None else others[name])
+            setattr(function, name, empty(function) if others is None else others[name])
     return old

@@ -16,6 +16,7 @@ from replicax.step._compiled_context import CompiledReplicaContext, ReplicaVaria
 from replicax.step._padding import Padding
 from replicax.step._results import flatten_result
 from replicax.step._rows import LocalRows
+from replicax.step._unused_keys import without_unused_keys
 from replicax.values import AXIS, Frame, StrategyLike, Variable, VariableAccess, entered
 
 
@@ -104,7 +105,7 @@ def traced(body: Body, local: Sequence[Any], rows_aval: Any, strategy: StrategyL
     """The jaxpr of the replica function."""
     axis_env = [(AXIS, strategy.num_replicas_in_sync)]
     try:
-        return jax.make_jaxpr(body, axis_env=axis_env)(list(local), rows_aval)
+        return without_unused_keys(jax.make_jaxpr(body, axis_env=axis_env)(list(local), rows_aval))
     except jax.errors.TracerBoolConversionError as error:
         raise _python_branch(error, body.fn) from error
 

@@ -32,6 +32,7 @@ from replicax.step._results import combined_outputs
 from replicax.step._row_count import check_row_count
 from replicax.step._run_facts import Crossing, RunFacts
 from replicax.step._unplaced import unplaced, without_places
+from replicax.step._unused_keys import used_constants
 from replicax.step._written import check_writes, describe_source
 from replicax.values import (
     AXIS,
@@ -209,6 +210,8 @@ def _emit(
     Inputs that are None are not used by it.
     """
     used = [(x, spec) for x, spec in zip(inputs, specs, strict=True) if x is not None]
+    are_used = used_constants(program)
+    used_values = [x for x, is_used in zip(program.consts, are_used, strict=True) if is_used]
 
     def local_program(constants: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
         rows = [
@@ -217,7 +220,9 @@ def _emit(
         ]
         remaining = iter(rows)
         local = [0 if x is None else next(remaining) for x in inputs]
-        outputs = jax.core.eval_jaxpr(program.jaxpr, constants, *local)
+        given = iter(constants)
+        consts = [next(given) if is_used else 0 for is_used in are_used]
+        outputs = jax.core.eval_jaxpr(program.jaxpr, consts, *local)
         return [
             jax.lax.expand_dims(x, (0,)) if cause is not None else x
             for x, cause in zip(outputs, causes, strict=True)
@@ -231,7 +236,7 @@ def _emit(
         out_specs=out_specs,
         check_vma=False,
     )
-    return [unplaced(x) for x in mapped_program(list(program.consts), [x for x, _ in used])]
+    return [unplaced(x) for x in mapped_program(used_values, [x for x, _ in used])]
 
 
 def _results(

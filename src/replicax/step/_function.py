@@ -93,11 +93,15 @@ class Function:
         self._latest: Program | None = None
         self._methods: dict[int, Function] = {}
         self._steps = checked_steps(steps_per_execution)
-        self._fed: FedFunction | None = None
+        self._fed = self._new_fed()
         self._gets_batches = False
         _LIVE.add(self)
-        if self._steps > 1 and not self._static:
-            self._fed = SeveralSteps(self, self._getting_batches, self._donate, self._steps)
+
+    def _new_fed(self) -> FedFunction | None:
+        """What takes the batches of several steps, where a call runs several."""
+        if self._steps == 1 or self._static:
+            return None
+        return SeveralSteps(self, self._getting_batches, self._donate, self._steps)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Function | BoundFunction:
         """As a method: a function for each object, of which `self` is a fixed part."""
@@ -277,6 +281,7 @@ class Function:
         written: Sequence[Variable],
         read: Sequence[Variable],
         callbacks: Sequence[Callbacks] = (),
+        objects: Sequence[Any] = (),
     ) -> Program:
         names = self._names(args)
         places: list[int | str] = [i for i, name in enumerate(names) if name in self._donate]
@@ -290,6 +295,7 @@ class Function:
             scope=scope,
             strategy=traced.strategy,
             callbacks=[one for one in [*callbacks, traced.callbacks] if one.are_there],
+            objects=[*objects, *traced.objects],
         )
 
     def _rebuilt(self, old: Program, traced: Traced, args: Any, kwargs: Any) -> Program:
@@ -297,7 +303,8 @@ class Function:
         written = [*old.written, *(v for v in traced.written if v not in old.written)]
         used = {*old.read, *old.written, *traced.used}
         read = [v for v in traced.variables if v in used - set(written)]
-        program = self._new_program(old.scope, traced, args, kwargs, written, read, old.callbacks)
+        of_old = old.callbacks, old.objects
+        program = self._new_program(old.scope, traced, args, kwargs, written, read, *of_old)
         for key, known in old.traces.items():
             program.keep(key, known)
         programs = self._programs[old.scope, jax.tree.structure((args, kwargs))]

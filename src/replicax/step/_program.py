@@ -82,6 +82,8 @@ class Program:
         scope: The strategy in whose scope the function is called, or None.
         strategy: The strategy whose replicas it runs on, or None.
         callbacks: The host callbacks of the traces that it is for.
+        objects: Objects of model libraries whose changes ask for another trace, beside those
+            whose variables it reads or writes.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Program:
         scope: StrategyLike | None,
         strategy: StrategyLike | None,
         callbacks: Sequence[Callbacks] = (),
+        objects: Sequence[Any] = (),
     ) -> None:
         self.function, self.scope, self.strategy = function, scope, strategy
         self.written, self.read, self.donated = tuple(written), tuple(read), tuple(donated)
@@ -117,8 +120,9 @@ class Program:
         self._moves = any(variable._lies_elsewhere for variable in self.written + self.read)
         with ONE_AT_A_TIME:
             self._cell = shared_cell(self.written)
-        owners = dict.fromkeys(v._owner for v in self.written + self.read if v._owner is not None)
-        self._guards = tuple(owner.guard() for owner in owners)
+        owners = [v._owner for v in self.written + self.read if v._owner is not None]
+        self.objects = tuple(dict.fromkeys([*owners, *objects]))
+        self._guards = tuple(owner.guard() for owner in self.objects)
         self._has_more = bool(self.read or kwargs)
         self._jitted = self._jit(args, kwargs)
         self._call = self._with_callbacks(self._jitted)

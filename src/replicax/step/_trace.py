@@ -48,6 +48,8 @@ class Traced:
         entries: The collectives that the replica functions asked for, in order.
         runs: The runs of replica functions, in order.
         callbacks: The host callbacks.
+        objects: Objects of model libraries that may change how it would be traced, though it
+            reads none of their variables.
         seconds: How long it took.
     """
 
@@ -62,6 +64,7 @@ class Traced:
     entries: tuple[Entry, ...]
     runs: tuple[RunFacts, ...]
     callbacks: Callbacks
+    objects: tuple[Any, ...]
     seconds: float
 
     def evaluate(self, values: dict[Variable, Any], leaves: Sequence[Any]) -> tuple[list[Any], Any]:
@@ -121,6 +124,7 @@ def trace(
             entries=tuple(access.entries),
             runs=tuple(access.runs),
             callbacks=access.callbacks,
+            objects=tuple(access.objects),
         )
         return [access.values[variable] for variable in access.stored] + result_leaves
 

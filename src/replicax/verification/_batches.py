@@ -76,7 +76,7 @@ def _of_iterator(iterator: DistributedIterator, count: int) -> Batches:
         found.append(one)
     for one in reversed(found):
         iterator.put_back(one)
-    batches = tuple(batch for batch, _, _ in found)
+    batches = tuple(batch for batch, *_ in found)
     return Batches(
         batches, None, tuple(waits), iterator.plan, iterator._dataset, epoch=iterator.epoch
     )
