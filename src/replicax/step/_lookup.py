@@ -2,8 +2,7 @@
 
 `rx.value_and_grad` differentiates a lookup with respect to the rows that it gave. They come from
 the value that the table has outside, so for the derivative they are constants that pass through an
-identity; its backward rule is called with the cotangent of the rows. A table that is also read as a
-whole has a dense gradient, to which the rows are added.
+identity; its backward rule is called with the cotangent of the rows.
 """
 
 from __future__ import annotations
