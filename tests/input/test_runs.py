@@ -14,7 +14,7 @@ from replicax.input._split import HostBatch
 
 
 def source(forms):
-    """Batches of two replicas whose only number is their place; 1 and 2 rows, padded if negative."""
+    """Batches of two replicas whose only number is their place; so many rows, padded if below 0."""
     structure = jax.tree.structure(0)
     for number, form in enumerate(forms):
         rows = np.full((2, abs(form)), number, np.float32)
