@@ -137,7 +137,7 @@ class Loop:
                 try:
                     result = self._step(given, of_batches.unflatten(rows))
                 finally:
-                    self._trace.taking = self._trace
+                    self._trace.taking = None
                 result = plain_result(result, self._trace)
             new, rest, joined = self._parted(given, result)
             leaves, structure, results = _flatten(rest)
