@@ -119,7 +119,8 @@ def by_hand(strategy: rx.MirroredStrategy, rows: Rows) -> Turn:
         nonlocal layers, first
         losses = []
         for number in range(STEPS * CALLS):
-            batch = jax.device_put(jax.tree.map(lambda x: x[first : first + BATCH], rows), split)
+            mine = slice(first, first + BATCH)
+            batch = jax.device_put((rows[0][mine], rows[1][mine]), split)
             first += BATCH
             layers, loss = train(layers, batch)
             losses.append(loss)
@@ -149,12 +150,12 @@ def scanned_by_hand(strategy: rx.MirroredStrategy, rows: Rows) -> Turn:
         nonlocal layers, first
         losses = []
         for _ in range(CALLS):
-            last = first + STEPS * BATCH
-            shape = (STEPS, BATCH)
-            batches = jax.tree.map(
-                lambda x, first=first, last=last: x[first:last].reshape(*shape, *x.shape[1:]), rows
+            mine = slice(first, first + STEPS * BATCH)
+            batches = (
+                rows[0][mine].reshape(STEPS, BATCH, LAYERS[0]),
+                rows[1][mine].reshape(STEPS, BATCH),
             )
-            first = last
+            first += STEPS * BATCH
             layers, loss = train(layers, jax.device_put(batches, NamedSharding(mesh, split)))
             losses.append(loss)
         return jax.block_until_ready(losses)

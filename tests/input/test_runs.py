@@ -14,7 +14,7 @@ from replicax.input._split import HostBatch
 
 
 def source(forms):
-    """Batches of two replicas whose only number is their place; 1 and 2 rows, padded if negative."""
+    """Batches of two replicas whose only number is their place; so many rows, padded if below 0."""
     structure = jax.tree.structure(0)
     for number, form in enumerate(forms):
         rows = np.full((2, abs(form)), number, np.float32)
@@ -79,9 +79,10 @@ def test_runs_begin_where_calls_begin_after_a_batch_was_taken_by_hand(strategy, 
     batches = opened([1] * 17, strategy, prefetch=prefetch)
     batches.take()
     batches.make_runs(4, is_placed=True)
-    lengths = [[run.count for run in batches.take_up_to(4)] for _ in range(4)]
-    assert [sum(one) for one in lengths] == [4] * 4
-    assert lengths[1:] == [[4]] * 3
+    calls = [batches.take_up_to(4) for _ in range(4)]
+    assert [sum(run.count for run in runs) for runs in calls] == [4] * 4
+    assert [len(runs) for runs in calls[1:]] == [1] * 3
+    assert all(runs[0]._placed is not None for runs in calls[1:])  # as one array, ahead of the call
 
 
 def test_what_comes_before_an_error_is_given_out(strategy):

@@ -99,7 +99,7 @@ class FunctionTrace(TracedVariables):
         mirrored: Results of runs that are proved mirrored, by identity, and whether a collective
             combined them.
         feed: The batches that the function takes by itself; see `_feeding`.
-        taking: The level at which it may take them: its own, or that of one of several steps.
+        taking: The level at which it may take them, if that is the level of one of several steps.
         callbacks: The host callbacks.
         objects: Objects of model libraries that replicas saw in a form of their own.
     """
@@ -114,7 +114,7 @@ class FunctionTrace(TracedVariables):
         self.runs: list[RunFacts] = []
         self.mirrored: dict[int, tuple[Any, bool]] = {}
         self.feed: Any = None
-        self.taking: TracedVariables = self
+        self.taking: TracedVariables | None = None
         self.callbacks = Callbacks()
         self.objects: dict[Any, None] = {}
 

@@ -45,7 +45,8 @@ class Loop:
     ) -> None:
         self._trace, self._step, self._check, self._name = trace, step, check, name
         self._structure: Any
-        leaves, self._structure = jax.tree.flatten(dict(state))
+        self._names = tuple(state)
+        leaves, self._structure = jax.tree.flatten(tuple(state.values()))
         # A Python number is one in the first step only.
         self._state = [_strong(leaf) for leaf in leaves]
         self._stretches: list[tuple[_Body, list[Any]]] = []
@@ -96,16 +97,16 @@ class Loop:
                 value = PerReplica.from_stacked(value, None, result.provenance)
             joined.append(value)
         state = self._structure.unflatten(self._state)
-        return body.joined(list(state.values()), body.structure.unflatten(joined))
+        return body.joined(list(state), body.structure.unflatten(joined))
 
     def _check_alike(self, number: int) -> None:
         """Check that a result can be stacked over the steps."""
         first = self._stretches[0][0]
         for body, _ in self._stretches:
             is_one_tree = body.structure == first.structure
-            if is_one_tree and body.results[number].form == first.results[number].form:
-                if not body.results[number].is_padded:
-                    continue
+            one = body.results[number] if is_one_tree else None
+            if one is not None and one.form == first.results[number].form and not one.is_padded:
+                continue
             raise errors.InvalidArgumentError(
                 errors.describe(
                     f"`result{first.results[number].path}` of `{self._name}` cannot be stacked "
@@ -130,13 +131,13 @@ class Loop:
 
         def flat(state: list[Any], values: list[Any], rows: list[Any]) -> list[Any]:
             overlay = TracedVariables(outer, dict(zip(variables, values, strict=True)))
-            given = self._structure.unflatten(state)
+            given = dict(zip(self._names, self._structure.unflatten(state), strict=True))
             with entered(dataclasses.replace(frame, access=overlay)), bound(overlay):
                 self._trace.taking = overlay
                 try:
                     result = self._step(given, of_batches.unflatten(rows))
                 finally:
-                    self._trace.taking = self._trace
+                    self._trace.taking = None
                 result = plain_result(result, self._trace)
             new, rest, joined = self._parted(given, result)
             leaves, structure, results = _flatten(rest)

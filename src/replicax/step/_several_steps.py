@@ -118,7 +118,8 @@ class SeveralSteps(FedFunction):
                 runs = (jax.tree.map(lambda x: x[:, None], one),)
             given = signature.bind(*args, **kwargs).arguments
             trace = trace_here()
-            state = {name: given[name] for name in self._donate if name in given}
+            donated = [name for name in signature.parameters if name in self._donate]
+            state = {name: given[name] for name in donated if name in given}
 
             def step(state: dict[str, Any], batches: Sequence[Any]) -> Any:
                 result = self._step(trace, wanted, {**given, **state}, batches)

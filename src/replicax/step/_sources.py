@@ -113,7 +113,7 @@ def take_in_step(trace: FunctionTrace, source: BatchSource, *, is_optional: bool
     Raises:
         ContextError: Inside of `lax.scan`, `jax.grad` or another transformation.
     """
-    if not trace.taking.is_here:
+    if not (trace.taking or trace).is_here:
         raise errors.ContextError(
             errors.describe(
                 "A batch was taken inside of a transformed function, such as the body of "
