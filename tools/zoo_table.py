@@ -39,8 +39,13 @@ def row(program: Path) -> list[str]:
     pattern = (ast.get_docstring(tree) or "").splitlines()[0]
     threads = [ast.literal_eval(one) for one in found.get("SEEN", ())[1:]]
     links = [f"[{one}](https://github.com/{one.replace('#', '/issues/')})" for one in threads]
-    quoted = " … ".join(ast.literal_eval(word) for word in words)
+    quoted = " … ".join(_as_text(ast.literal_eval(word)) for word in words)
     return [f"`{program.stem}`", pattern.removesuffix("."), ", ".join(links), by, quoted]
+
+
+def _as_text(words: str) -> str:
+    """Words of a message; outside of code, a bracket would begin a link."""
+    return words if "`" in words else words.replace("[", "\\[")
 
 
 def table() -> str:
