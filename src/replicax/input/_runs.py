@@ -133,6 +133,7 @@ def in_runs(
     held: list[HostBatch] = []
     steps = [step]
     number = 0
+    form = None
 
     def ended() -> Run:
         run = made(held, tuple(steps))
@@ -147,8 +148,11 @@ def in_runs(
             if held:  # What came before the error is given out before it.
                 yield ended()
             raise
-        if held and (batch is None or _form(batch, 1) != _form(held[0], 1)):
-            yield ended()
+        if held:
+            form = form or _form(held[0], 1)
+            if batch is None or _form(batch, 1) != form:
+                form = None
+                yield ended()
         if batch is None:
             return
         held.append(batch)
@@ -156,6 +160,7 @@ def in_runs(
         del batch
         number += 1
         if length.ends_after(number):
+            form = None
             yield ended()
 
 

@@ -149,13 +149,18 @@ def cut(batch: Any, seats: Seats, remainder: Remainder, step: int) -> HostBatch 
                 "every row) or 'drop'.",
             )
         )
-    share, pieces = seats.shares(rows, remainder)
+    share, pieces = _shares(seats, rows, remainder)
     if share == 0:
         return None
     # Where another pipeline's rows are padded, this one's carry their counts as well.
-    counts = np.array([last - first for first, last in pieces], np.int32)
-    real = None if share * seats.total <= rows else counts
+    real = None
+    if share * seats.total > rows:
+        real = np.array([last - first for first, last in pieces], np.int32)
     return HostBatch(structure, [_stacked(array, pieces, share) for array in arrays], real)
+
+
+# Most batches have one number of rows.
+_shares = functools.lru_cache(maxsize=64)(Seats.shares)
 
 
 def _stacked(
