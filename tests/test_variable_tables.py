@@ -21,6 +21,7 @@ def tables(*arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TABLES)
 def test_the_page_says_what_the_code_does(name, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))

@@ -89,7 +89,7 @@ PARAMETERS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.timeout(240)  # Compiling takes its time where other work runs beside it.
 @pytest.mark.parametrize("entry", PARAMETERS)
 def test_gives_the_numbers_of_its_reference(entry):

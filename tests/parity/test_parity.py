@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,12 @@ def cases_of(system: str, group: str) -> list[Case]:
     ]
 
 
+def is_taken(system: str, case: Case) -> bool:
+    """Of trainings one in two, other ones in the other system; `make test-all` runs all."""
+    half = zlib.crc32(case.id.encode()) + (system == "EagerSystem")
+    return case.area != "training" or half % 2 == 0
+
+
 TESTS = [(system, group) for system, groups in GROUPS.items() for group in groups]
 
 
@@ -104,8 +111,10 @@ def test_every_case_is_in_a_test():
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 10)
 @pytest.mark.parametrize(("system", "group"), TESTS)
-def test_the_kit_passes(compiled_programs, system, group):
+def test_the_kit_passes(compiled_programs, system, group, request):
     cases = cases_of(system, group)
+    if not request.config.getoption("--all-cases"):
+        cases = [case for case in cases if is_taken(system, case)]
     ids = [argument for case in cases for argument in ("--id", case.id)]
     timeout = ["--timeout", str(CASE_TIMEOUT_S)]
     ran = run_kit(compiled_programs, "--system", f"adapter:{system}", *timeout, *ids)

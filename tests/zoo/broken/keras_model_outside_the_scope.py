@@ -11,11 +11,12 @@ import numpy as np
 import replicax as rx
 
 SEEN = "E1", "amaiya/ktrain#513"
-NAMED_BY = rx.errors.MixedStrategiesError, "/dense/kernel`", "outside of the strategy's scope"
+NAMED_BY = rx.errors.MixedStrategiesError, "/scores/kernel`", "outside of the strategy's scope"
 
 
 def make():
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])  # fault
+    scores = keras.layers.Dense(1, use_bias=False, name="scores")
+    model = keras.Sequential([keras.Input((1,)), scores])  # fault
     strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
     with strategy.scope():
         optimizer = keras.optimizers.SGD(0.01)

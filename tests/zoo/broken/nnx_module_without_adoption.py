@@ -12,7 +12,7 @@ from flax import nnx
 import replicax as rx
 
 SEEN = "E1", "tensorflow/recommenders-addons#272"
-NAMED_BY = rx.errors.ContextError, "uses a Linear", "`rx.nnx.adopt(object)`"
+NAMED_BY = rx.errors.ContextError, "Linear", "Call `rx.nnx.adopt("
 
 
 def make():
