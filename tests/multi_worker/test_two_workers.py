@@ -30,6 +30,7 @@ def checks() -> list[str]:
     ]
 
 
+@pytest.mark.sampled(1)  # one job makes them all
 @pytest.mark.parametrize("name", checks())
 def test_on_both_workers(job, name):
     found = job.results(name)
