@@ -27,10 +27,6 @@ from replicax.input import InputContext as InputContext
 from replicax.input import InputOptions as InputOptions
 from replicax.input import InputPlan as InputPlan
 from replicax.input import InputReplicationMode as InputReplicationMode
-from replicax.inspection import Explanation as Explanation
-from replicax.inspection import Fabric as Fabric
-from replicax.inspection import explain as explain
-from replicax.inspection import trace as trace
 from replicax.step import Function as Function
 from replicax.step import Optimizer as Optimizer
 from replicax.step import ReplicaContext as ReplicaContext
@@ -64,10 +60,6 @@ from replicax.values import SyncOnReadVariable as SyncOnReadVariable
 from replicax.values import Variable as Variable
 from replicax.values import VariableAggregation as VariableAggregation
 from replicax.values import VariableSynchronization as VariableSynchronization
-from replicax.verification import Report as Report
-from replicax.verification import check_replicas_equal as check_replicas_equal
-from replicax.verification import check_replicas_work as check_replicas_work
-from replicax.verification import verify as verify
 
 if _typing.TYPE_CHECKING:
     from replicax import checkpoint as checkpoint
@@ -77,14 +69,29 @@ if _typing.TYPE_CHECKING:
     from replicax import testing as testing
     from replicax.checkpoint import PreemptionHandler as PreemptionHandler
     from replicax.checkpoint import TerminationConfig as TerminationConfig
+    from replicax.inspection import Explanation as Explanation
+    from replicax.inspection import Fabric as Fabric
+    from replicax.inspection import explain as explain
+    from replicax.inspection import trace as trace
+    from replicax.verification import Report as Report
+    from replicax.verification import check_replicas_equal as check_replicas_equal
+    from replicax.verification import check_replicas_work as check_replicas_work
+    from replicax.verification import verify as verify
 else:
+    _PACKAGES = ("checkpoint", "doctor", "inspection", "keras", "nnx", "testing", "verification")
+    _HOMES = {
+        "checkpoint": ("PreemptionHandler", "TerminationConfig"),
+        "inspection": ("Explanation", "Fabric", "explain", "trace"),
+        "verification": ("Report", "check_replicas_equal", "check_replicas_work", "verify"),
+    }
 
     def __getattr__(name: str) -> _typing.Any:
         """Import what is not always needed at its first use: `checkpoint` loads Orbax, a second."""
-        if name in ("checkpoint", "doctor", "keras", "nnx", "testing"):
+        if name in _PACKAGES:
             return _importlib.import_module(f"replicax.{name}")
-        if name in ("PreemptionHandler", "TerminationConfig"):
-            return getattr(_importlib.import_module("replicax.checkpoint"), name)
+        for home, names in _HOMES.items():
+            if name in names:
+                return getattr(_importlib.import_module(f"replicax.{home}"), name)
         raise AttributeError(f"module 'replicax' has no attribute {name!r}")
 
 
