@@ -320,7 +320,9 @@ def work(file: str, numbers: Sequence[int]) -> None:
 def two_workers(numbers: Sequence[int]) -> dict[int, float]:
     """The last column: one job of two workers with two CPU devices each."""
     run = [sys.executable, "-m", "replicax", "run", "--standalone", "--nproc-per-node", "2"]
-    environment = {n: v for n, v in os.environ.items() if not n.startswith(("JAX_", "PYTEST_"))}
+    environment = {
+        n: v for n, v in os.environ.items() if not n.startswith(("JAX_", "PYTEST_", "XLA_"))
+    }
     environment |= {"JAX_PLATFORMS": "cpu", "REPLICAX_CPU_DEVICES": "2", "KERAS_BACKEND": "jax"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     with tempfile.TemporaryDirectory() as folder:

@@ -59,3 +59,4 @@ def test_the_table_has_what_was_promised():
     page = tool.PAGE.read_text(encoding="utf-8")
     labels = [f"| {configuration.label} |" for configuration in tool.CONFIGURATIONS]
     assert [label for label in labels if label not in page] == []
+    assert "| 4 replicas | 2 x 2 |" in page
