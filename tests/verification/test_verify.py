@@ -102,13 +102,15 @@ def test_the_facts_are_those_of_the_step(correct):
     assert len(facts.losses) == len(facts.step_seconds) == 6
 
 
-def test_each_device_was_busy(correct):
+def test_l6_each_device_was_busy_and_the_times_of_each_replica_are_told(correct):
     report, _ = correct
 
     assert [each.device for each in report.facts.times] == ["cpu:0", "cpu:1"]
     assert all(each.compute > 0 for each in report.facts.times)
     assert {span.replica for span in report.facts.spans} == {0, 1}
     assert "CPU cores" in found(report, "busy")[0].why
+    for column in ("replica", "compute", "communication", "waits for input"):
+        assert column in str(found(report, "busy")[0])
 
 
 def test_a_sum_of_gradients_is_named_with_its_factor(strategy, w):
