@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +35,23 @@ def test_a_loop_learns(run_program):
     accuracies = [float(x) for x in re.findall(r"accuracy (\d\.\d+)", done.stdout)]
     assert len(accuracies) == 3
     assert accuracies[-1] > 0.9
+
+
+@pytest.mark.timeout(115)
+def test_fit_on_two_workers_gives_the_numbers_of_one_device(tmp_path):
+    ours = ("JAX_", "XLA_", "REPLICAX_", "PYTEST_", "COV_")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    path = os.pathsep.join([str(EXAMPLES.parent / "src"), str(EXAMPLES)])
+    command = [sys.executable, "-m", "replicax", "run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, str(EXAMPLES / "digits_two_workers.py"), "1"],
+        env=clean | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 replicas on 2 workers, and one" in done.stdout
