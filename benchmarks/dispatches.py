@@ -1,6 +1,6 @@
 """What it saves to run several small steps in one program, input included.
 
-    make bench                        # or: python benchmarks/dispatches.py --json figures
+    make bench-parts                  # or: python benchmarks/dispatches.py --json figures
 
 An MLP that is so small that starting a program costs more than its arithmetic is trained on two
 logical CPU devices: one step a call, and 50 steps a call with `steps_per_execution=50`; and both by

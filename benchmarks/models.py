@@ -1,6 +1,6 @@
 """What a step on objects of model libraries costs in Python, beside the same step by hand.
 
-    make bench                        # or: python benchmarks/models.py --json figures
+    make bench-parts                  # or: python benchmarks/models.py --json figures
 
 Needs `pip install 'replicax[flax,keras,examples]'`. The contenders of a table take turns in one
 process, on two logical CPU devices, with the same arithmetic; their losses are compared first.

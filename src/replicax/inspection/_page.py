@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 
 from ._explanation import Explanation, Memory, Program, Value
-from ._report import duration, size
+from ._report import PREDICTED, duration, predictions, size
 
 _STYLE = """\
 :root { color-scheme: light dark; --line: #8a9ba855; --mirrored: #2a7de1; --varying: #d9822b; }
@@ -117,20 +117,8 @@ def _memory(memory: Memory | None) -> str:
 
 
 def _predictions(shown: Explanation) -> str:
-    fabric = shown.fabric
-    rows = [
-        (
-            str(each.replicas),
-            duration(each.communication_seconds),
-            "" if each.efficiency is None else f"{100 * each.efficiency:.1f} %",
-        )
-        for each in shown.predict()
-    ]
-    title = (
-        f"Predicted: {fabric.bandwidth / 1e9:g} GB/s and {fabric.latency * 1e6:g} us a message, "
-        "nothing overlaps"
-    )
-    return _table(title, ("replicas", "communication", "efficiency"), rows)
+    title, rows = predictions(shown)
+    return _table(title, PREDICTED, rows)
 
 
 def _values(title: str, values: Iterable[Value]) -> str:

@@ -114,7 +114,11 @@ def _costs(program: Program) -> str:
     return text
 
 
-def _predictions(console: Console, shown: Explanation) -> None:
+PREDICTED = ("replicas", "communication", "efficiency")
+
+
+def predictions(shown: Explanation) -> tuple[str, list[tuple[str, str, str]]]:
+    """What a table of predictions is called, and its rows under `PREDICTED`."""
     fabric = shown.fabric
     rows = [
         (
@@ -128,7 +132,12 @@ def _predictions(console: Console, shown: Explanation) -> None:
         f"Predicted: {fabric.bandwidth / 1e9:g} GB/s and {fabric.latency * 1e6:g} us a message, "
         "nothing overlaps"
     )
-    _print(console, title, rows, ("replicas", "communication", "efficiency"))
+    return title, rows
+
+
+def _predictions(console: Console, shown: Explanation) -> None:
+    title, rows = predictions(shown)
+    _print(console, title, rows, PREDICTED)
     if shown.compute_seconds is None:
         console.print("Efficiencies need `compute_seconds`: what one replica computes in a step.")
 
