@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.errors import Table
+from replicax.values import Variable
 
 from ._captured import Captured
 from ._causes import Cause, cause_among_noise, cause_of
@@ -92,10 +93,17 @@ def _narrowest(program: Program, steps: Sequence[Taken]) -> int:
         widths += [2] if "bf16[" in text or "f16[" in text else []
         widths += [1] if "f8_" in text else []
     for each in steps:
-        for array in each.before.variables.values():
-            if jnp.issubdtype(array.dtype, jnp.floating):
+        for variable, array in each.before.variables.items():
+            if _is_used(variable, program) and jnp.issubdtype(array.dtype, jnp.floating):
                 widths.append(array.dtype.itemsize)
     return min(widths)
+
+
+def _is_used(variable: Variable, program: Program) -> bool:
+    """Whether the step uses a variable: others that live may be of any type."""
+    if program.look is None:
+        return variable.strategy is not None
+    return variable in program.look.traced.used
 
 
 def _judged(one: OneDevice, comparison: Comparison, program: Program, coarsest: int) -> Finding:
