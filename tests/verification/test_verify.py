@@ -53,11 +53,13 @@ def failed(report, check):
 @pytest.fixture(scope="module")
 def correct(strategy):
     """The report of a correct step, and what there was before and after."""
+    unused = rx.Variable(1.0, dtype="bfloat16", name="unused")  # lives meanwhile
     with strategy.scope():
         w = rx.Variable(1.0, name="w")
     step, dataset = descent(strategy, w), batches(strategy)
     held = w._value
     report = rx.verify(strategy, step, [w], dataset)
+    assert unused.value == 1
     return report, (w, held, step, dataset)
 
 
@@ -74,7 +76,10 @@ def test_a_correct_step_passes_every_check(correct):
         *checks[4:],
     ]
     assert {each.status.value for each in report.findings} == {"passed"}
-    assert len(found(report, "parity")) == 2  # a full batch, and the uneven last one
+    parity = found(report, "parity")
+    assert len(parity) == 2  # a full batch, and the uneven last one
+    for each in parity:
+        assert "within 0.0001 of" in each.what  # float32, whatever else lives
     report.raise_if_failed()
 
 

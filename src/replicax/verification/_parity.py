@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from replicax.errors import Table
+from replicax.step import _compat
 from replicax.values import Variable
 
 from ._captured import Captured
@@ -86,17 +88,24 @@ def _about(captured: Captured, *, is_taken: bool) -> str:
 
 
 def _narrowest(program: Program, steps: Sequence[Taken]) -> int:
-    """Bytes of the narrowest floating type that the step computes in."""
-    widths = [4]
+    """Bytes of the narrowest floating type that the step computes in, at most 4."""
+    dtypes = {
+        array.dtype
+        for each in steps
+        for variable, array in each.before.variables.items()
+        if _is_used(variable, program)
+    }
     if program.look is not None:
-        text = str(program.look.traced.jaxpr)
-        widths += [2] if "bf16[" in text or "f16[" in text else []
-        widths += [1] if "f8_" in text else []
-    for each in steps:
-        for variable, array in each.before.variables.items():
-            if _is_used(variable, program) and jnp.issubdtype(array.dtype, jnp.floating):
-                widths.append(array.dtype.itemsize)
-    return min(widths)
+        dtypes |= set(_computed_in(program.look.traced.jaxpr))
+    return min([4, *(x.itemsize for x in dtypes if jnp.issubdtype(x, jnp.floating))])
+
+
+def _computed_in(jaxpr: Any) -> Iterator[Any]:
+    """The types of what the equations of a program give. Its inputs may be unused."""
+    for eqn in _compat.opened(jaxpr)[0].eqns:
+        yield from (x.aval.dtype for x in eqn.outvars if hasattr(x.aval, "dtype"))
+        for nested in _compat.nested_jaxprs(eqn):
+            yield from _computed_in(nested)
 
 
 def _is_used(variable: Variable, program: Program) -> bool:
