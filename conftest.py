@@ -6,7 +6,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import zlib
 
@@ -31,20 +30,23 @@ COMPILED = "REPLICAX_TESTS_COMPILED"
 """Names the folder in which the processes of one test session share what XLA compiled."""
 
 
-MANY_CASES = 12
-"""Cases of one test from which on the newer jax, the second in CI, runs a part of them."""
+HALVED_FROM = 4
+"""Cases of one test from which `--half` takes a half of them."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of `make test-all`."""
+    """Add the options of `make test-all` and of CI."""
     words = "run all cases of tests that are marked `sampled`, too"
     parser.addoption("--all-cases", action="store_true", help=words)
+    words = "of tests with many cases run a half: one with this jax, the other with the other one"
+    parser.addoption("--half", action="store_true", help=words)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test that is marked `sampled(n)`, take one case in n; other ones on another Python.
 
-    With the newer jax, of other tests with many cases one in three: all of them run with the older.
+    With `--half`, CI's two runs share the cases of other tests with many of them: one half runs
+    with the older jax, the other with the newer. Slow tests run with the older only, so not halved.
     """
     if config.getoption("--all-cases"):
         return
@@ -55,10 +57,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = set()
     for of_one_test in cases.values():
         marker = of_one_test[0].get_closest_marker("sampled")
-        is_large = len(of_one_test) >= MANY_CASES and not jax.__version__.startswith("0.10.")
-        if marker is None and not is_large:
+        is_slow = of_one_test[0].get_closest_marker("slow") is not None
+        is_halved = config.getoption("--half") and len(of_one_test) >= HALVED_FROM and not is_slow
+        if marker is None and not is_halved:
             continue
-        (count,) = marker.args if marker is not None else (3,)
+        (count,) = marker.args if marker is not None else (2,)
         taken = [item for item in of_one_test if not (_number(item) % count)]
         left_out.update(set(of_one_test) - set(taken or of_one_test[:1]))
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
@@ -66,7 +69,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _number(item: pytest.Item) -> int:
-    return zlib.crc32(item.nodeid.encode()) + sys.version_info.minor
+    is_older = jax.__version__.startswith("0.10.")
+    return zlib.crc32(item.nodeid.encode()) + (0 if is_older else 1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
