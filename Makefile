@@ -9,6 +9,10 @@ PYTHON ?= python3
 JOBS ?= 2
 ARGS ?=
 
+# Libraries are installed without bytecode, and the tests start many interpreters: what one has
+# compiled is kept for the others.
+unexport PYTHONDONTWRITEBYTECODE
+
 ifndef VENV
 ifeq ($(PYTHON),python3)
 VENV := .venv
