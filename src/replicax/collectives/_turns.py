@@ -18,18 +18,21 @@ IN_FLIGHT = 32
 
 
 class Turns:
-    """The program that was started last.
+    """The program that was started last, and whether all is as it was then.
 
     Attributes:
         output: An array that it makes, or None. Who is given this array to reuse need not wait.
         in_a_row: How many programs were started since the last wait.
+        changes: Rises with all that a step must look at before it goes on as in its last run: an
+            array was lent, more kinds of arguments are donated, somebody traces the steps.
     """
 
-    __slots__ = ("in_a_row", "output")
+    __slots__ = ("changes", "in_a_row", "output")
 
     def __init__(self) -> None:
         self.output: Any = None
         self.in_a_row = 0
+        self.changes = 0
 
     def settle(self) -> None:
         """Wait until no program is under way."""

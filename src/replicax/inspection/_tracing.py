@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from replicax.cluster import guard
+from replicax.collectives import TURNS
 from replicax.errors import FailedPreconditionError, describe
 from replicax.recording import RECORDER, snapshot
 from replicax.recording._recorder import RUN, TAKEN_BACK
@@ -80,9 +81,11 @@ def trace(path: str | os.PathLike[str], *, wait: bool = False) -> Iterator[None]
     try:
         RECORDER.append = append
         RECORDER.wait = wait_for if wait else None
+        RECORDER.is_traced = True
+        TURNS.changes += 1
         yield
     finally:
-        RECORDER.append, RECORDER.wait = usual, None
+        RECORDER.append, RECORDER.wait, RECORDER.is_traced = usual, None, False
         _busy.release()
         _write(Path(path), entries, ends)
 

@@ -63,7 +63,7 @@ class Subject:
         replicas: Numbers of the replicas of this process that take part.
 
     Attributes:
-        run: Draws the number of a run.
+        runs: How many entries have ended well.
         collectives: What the replicas ask for, in order, for each trace of a step.
         is_awaited: Whether the end of an entry is that of the work, not of starting it.
     """
@@ -75,7 +75,7 @@ class Subject:
         "name",
         "place",
         "replicas",
-        "run",
+        "runs",
         "site",
     )
 
@@ -92,8 +92,14 @@ class Subject:
         self.kind, self.name, self.site = kind, name, site
         self.place, self.is_awaited = place, is_awaited
         self.replicas = tuple(replicas)
-        self.run = itertools.count().__next__
+        self.runs = 0
         self.collectives: list[tuple[Collective, ...]] = []
+
+    def run(self) -> int:
+        """Draws the number of a run. Entries of one subject end one after the other."""
+        number = self.runs
+        self.runs = number + 1
+        return number
 
 
 class Recorder:
@@ -103,8 +109,11 @@ class Recorder:
         capacity: How many entries are kept.
 
     Attributes:
+        keep: Takes a new entry into the ring.
         append: Takes a new entry. Look it up each time: a trace puts its own here.
         wait: While a trace waits for each step, what is called with its entry and output.
+        is_traced: Whether a trace is being made. Who calls `keep` learns it from
+            `collectives.TURNS.changes`.
         identity: What tells this process from the other workers.
         folder: Where records are written; None takes a folder in that of temporary files.
 
@@ -120,8 +129,10 @@ class Recorder:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._ring: deque[Entry] = deque(maxlen=capacity)
-        self.append: Callable[[Entry], None] = self._ring.append
+        self.keep: Callable[[Entry], None] = self._ring.append
+        self.append = self.keep
         self.wait: Callable[[Entry, Any], None] | None = None
+        self.is_traced = False
         self.identity: dict[str, Any] = {}
         self.folder: str | None = None
         self._shared = itertools.count().__next__

@@ -144,11 +144,6 @@ class Function:
                     raise called_inside(self.__name__, self._steps)
                 return self.fn(*args, **kwargs)
             scope = frame.strategy
-        if self._fed is not None:
-            return self._fed.call(args, kwargs)
-        if self._static:
-            variant, args, kwargs = self._specialised(args, kwargs)
-            return variant(*args, **kwargs)
         latest = self._latest
         if latest is not None and latest.scope is scope:
             # Most often the arguments are as in the last call. Asking first would take as long as
@@ -175,6 +170,11 @@ class Function:
         self, scope: StrategyLike | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Find or build the program for these arguments, and run it."""
+        if self._fed is not None:
+            return self._fed.call(args, kwargs)
+        if self._static:
+            variant, args, kwargs = self._specialised(args, kwargs)
+            return variant(*args, **kwargs)
         if not has_sources(args, kwargs):
             try:
                 return self._call_program(scope, args, kwargs)
@@ -186,7 +186,7 @@ class Function:
     def _feeding(self) -> FedFunction:
         """From now on, each call takes batches for the function."""
         if self._fed is None:
-            self._fed = FedFunction(self, self._getting_batches)
+            self._fed, self._latest = FedFunction(self, self._getting_batches), None
         return self._fed
 
     def _getting_batches(self, fn: Callable[..., Any]) -> Function:

@@ -37,7 +37,7 @@ from replicax.step._trace import Traced
 from replicax.step._workers import compare_program
 from replicax.values import PerReplica, ReplicaMesh, StrategyLike, Variable
 from replicax.values._cells import shared_cell
-from replicax.values._lending import COUNTER, keep_lent_arrays
+from replicax.values._lending import keep_lent_arrays
 from replicax.values._tracing import is_concrete, is_staged, outermost_level
 from replicax.values._workers import check_count
 
@@ -116,7 +116,7 @@ class Program:
         self._way_to_output: Way = ()
         self._takes_turns = self._mesh is not None and self._mesh.is_cpu_simulation
         self.subject = subject_of_step(function.__name__, self._mesh, is_awaited=bool(callbacks))
-        self._lendings_seen = -1
+        self.changes_seen = -1
         self._moves = any(variable._lies_elsewhere for variable in self.written + self.read)
         with ONE_AT_A_TIME:
             self._cell = shared_cell(self.written)
@@ -124,6 +124,7 @@ class Program:
         self.objects = tuple(dict.fromkeys([*owners, *objects]))
         self._guards = tuple(owner.guard() for owner in self.objects)
         self._has_more = bool(self.read or kwargs)
+        self.num_args = len(args)
         self._jitted = self._jit(args, kwargs)
         self._call = self._with_callbacks(self._jitted)
         self._most = IN_FLIGHT
@@ -131,7 +132,10 @@ class Program:
         self._is_looked_at = False
         if self._spans_processes:  # A full queue blocks where no failure of another is heard of.
             self._most = IN_FLIGHT // 2
-        _DONATED_KINDS.update(kinds_of(args, kwargs, self.donated))
+        kinds = kinds_of(args, kwargs, self.donated)
+        if not kinds <= _DONATED_KINDS:
+            _DONATED_KINDS.update(kinds)
+            TURNS.changes += 1  # All programs have more to watch.
         self._watch()
 
     # -- the path of a step ---------------------------------------------------
@@ -167,9 +171,9 @@ class Program:
             named, kwargs = self._split(kwargs)
         # Two threads would give away the same arrays, and start collectives in different orders.
         with ONE_AT_A_TIME:
-            if self._lendings_seen != COUNTER.lendings:
+            if self.changes_seen != TURNS.changes:
+                self.changes_seen = TURNS.changes if not RECORDER.is_traced else -1
                 keep_lent_arrays(self.written)
-                self._lendings_seen = COUNTER.lendings
             cell = self._cell
             together = cell.arrays
             written = self._collect() if together is None else together
@@ -234,7 +238,7 @@ class Program:
         self._watched = tuple(
             place for kind in _DONATED_KINDS for place in self._first_leaves[kind]
         )
-        self.step: Path = short_path(self, ONE_AT_A_TIME, _DONATED_KINDS)
+        self.step: Path = short_path(self, ONE_AT_A_TIME)
 
     def _collect(self) -> list[Any]:
         return [variable._for_program() for variable in self.written]

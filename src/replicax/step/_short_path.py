@@ -2,8 +2,8 @@
 
 `Program.run` serves every program. Here everything that it looks up is looked up once, in the
 cells of a closure: between the steps of a training loop the caches are cold, and each attribute of
-an object is another place to fetch. `benchmarks/overhead.py` shows what that is worth. Whatever
-is not as in most steps goes to `Program.run`.
+an object is another place to fetch. ARCHITECTURE.md has the budget of its parts, and
+`benchmarks/overhead.py` measures it. Whatever is not as in the last run goes to `Program.run`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from replicax.collectives import TURNS
 from replicax.recording import RECORDER
 from replicax.step._access import out_of_reach
-from replicax.values._lending import COUNTER
 from replicax.values._tracing import is_concrete
 
 if TYPE_CHECKING:
@@ -27,13 +26,12 @@ NOT_THERE = (AttributeError, LookupError, TypeError)
 """What a look-up raises in a tree of another structure."""
 
 
-def short_path(program: Program, lock: Any, donated_kinds: set[bool]) -> Path:
-    """The shortest path for a program. Built anew when `donated_kinds` grows.
+def short_path(program: Program, lock: Any) -> Path:
+    """The shortest path for a program.
 
     Args:
         program: The program.
         lock: What is held while a program is started.
-        donated_kinds: The kinds of arguments that some function donates.
     """
     is_special = (
         program._has_more
@@ -44,74 +42,91 @@ def short_path(program: Program, lock: Any, donated_kinds: set[bool]) -> Path:
     if is_special or len(program._watched) > 1:
         return program.run
     if program.written:
-        return _with_variables(program, lock, donated_kinds)
-    return _without_variables(program, lock, donated_kinds)
+        return program.run if program._watched else _with_variables(program, lock)
+    is_chain = program.donated and program._watched
+    return _without_variables(program, lock) if is_chain else program.run
 
 
-def _with_variables(program: Program, lock: Any, donated_kinds: set[bool]) -> Path:
+def _with_variables(program: Program, lock: Any) -> Path:
     """A step that replaces variables, all of them in one cell."""
-    if program._watched:
-        return program.run
     general, call, cell = program.run, program._call, program._cell
-    kinds, takes_turns, most = len(donated_kinds), program._takes_turns, program._most
-    turns, counter = TURNS, COUNTER
-    recorder, clock, subject = RECORDER, monotonic_ns, program.subject
-    next_run = subject.run
+    takes_turns, most, takes_one = program._takes_turns, program._most, program.num_args == 1
+    turns, take, give = TURNS, lock.acquire, lock.release
+    keep, clock, subject = RECORDER.keep, monotonic_ns, program.subject
+    kind: Any = None
+    seen = -1
 
     def run(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if kwargs or len(donated_kinds) != kinds or program._lendings_seen != counter.lendings:
-            return general(args, kwargs)
-        with lock:
+        nonlocal kind, seen
+        if kwargs or turns.changes != seen:
+            result = general(args, kwargs)
+            seen = program.changes_seen
+            return result
+        if takes_one:
+            (one,) = args
+        take()
+        try:
             written = cell.arrays
             if written is None:
                 return general(args, kwargs)
             if takes_turns and (written[0] is not turns.output or turns.in_a_row >= most):
                 turns.settle()
             entry = [subject, clock(), 0, None, None]
-            recorder.append(entry)
-            new, result, _ = call(written, *args)
-            entry[3] = next_run()
+            keep(entry)
+            new, result, _ = call(written, one) if takes_one else call(written, *args)
+            entry[3] = number = subject.runs
+            subject.runs = number + 1
             entry[2] = clock()
             output = new[0]
-            if not is_concrete(type(output)):
-                raise out_of_reach(program.written[0])
+            if output.__class__ is not kind:
+                if not is_concrete(type(output)):
+                    raise out_of_reach(program.written[0])
+                kind = type(output)
             cell.arrays = new
             if takes_turns:
                 turns.output = output
                 turns.in_a_row += 1
-            if recorder.wait is not None:
-                recorder.wait(entry, output)
+        finally:
+            give()
         return result
 
     return run
 
 
-def _without_variables(program: Program, lock: Any, donated_kinds: set[bool]) -> Path:
+def _without_variables(program: Program, lock: Any) -> Path:
     """A step whose state is an argument, in the place of the first watched leaf."""
-    if not program.donated or not program._watched:
-        return program.run
-    general, call, way_to_first = program.run, program._call, program._watched[0].way
-    kinds, takes_turns, most = len(donated_kinds), program._takes_turns, program._most
-    turns = TURNS
-    recorder, clock, subject = RECORDER, monotonic_ns, program.subject
-    next_run = subject.run
+    general, call = program.run, program._call
+    way_to_first = program._watched[0].way
+    takes_turns, most = program._takes_turns, program._most
+    turns, take, give = TURNS, lock.acquire, lock.release
+    keep, clock, subject = RECORDER.keep, monotonic_ns, program.subject
+    kind: Any = None
+    seen = -1
 
     def run(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if kwargs or len(donated_kinds) != kinds:
-            return general(args, kwargs)
+        nonlocal kind, seen
+        if kwargs or turns.changes != seen:
+            result = general(args, kwargs)
+            seen = program.changes_seen
+            return result
         first: Any = args
         for look_up in way_to_first:
             first = look_up(first)
-        kind = type(first)
-        if not is_concrete(kind) or first.is_deleted():
+        if first.__class__ is not kind:
+            if not is_concrete(type(first)):
+                return general(args, kwargs)
+            kind = type(first)
+        if first.is_deleted():
             return general(args, kwargs)
-        with lock:
+        take()
+        try:
             if takes_turns and (first is not turns.output or turns.in_a_row >= most):
                 turns.settle()
             entry = [subject, clock(), 0, None, None]
-            recorder.append(entry)
+            keep(entry)
             _, result, _ = call(*args)
-            entry[3] = next_run()
+            entry[3] = number = subject.runs
+            subject.runs = number + 1
             entry[2] = clock()
             if takes_turns:
                 try:
@@ -120,12 +135,12 @@ def _without_variables(program: Program, lock: Any, donated_kinds: set[bool]) ->
                         output = look_up(output)
                 except NOT_THERE:  # A trace whose result has another structure.
                     output = None
-                if type(output) is not kind and not is_concrete(type(output)):
+                if output.__class__ is not kind:
                     output = program._find_output(result)
                 turns.output = output
                 turns.in_a_row += 1
-            if recorder.wait is not None:
-                recorder.wait(entry, result)
+        finally:
+            give()
         return result
 
     return run

@@ -3,7 +3,7 @@
 A compiled step donates the state that it replaces. An array that was read from a variable outside
 of a step may still be in the user's hands, and would then be found deleted. Reading therefore
 marks the variable as lent, and the next step that would donate it takes a copy instead. Steps
-learn from one counter whether anything was lent since their last call.
+learn from `TURNS.changes` whether anything was lent since their last call.
 """
 
 from __future__ import annotations
@@ -14,19 +14,12 @@ from typing import TYPE_CHECKING
 import jax
 
 from replicax import errors
+from replicax.collectives import TURNS
 from replicax.values._mesh import copied
 from replicax.values._tracing import is_staged, outermost_level
 
 if TYPE_CHECKING:
     from replicax.values._variable import Variable
-
-
-class _Counter:
-    def __init__(self) -> None:
-        self.lendings = 0
-
-
-COUNTER = _Counter()
 
 
 def lend(variable: Variable) -> jax.Array:
@@ -53,7 +46,7 @@ def mark_lent(variable: Variable) -> None:
     """Note that the user may hold the variable's array."""
     if not variable._lent:
         variable._lent = True
-        COUNTER.lendings += 1
+        TURNS.changes += 1
 
 
 def keep_lent_arrays(variables: Iterable[Variable]) -> None:
