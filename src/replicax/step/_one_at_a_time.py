@@ -28,15 +28,20 @@ class _Mine(threading.local):
 _MINE = _Mine()
 
 
-@contextlib.contextmanager
-def held_for_objects() -> Iterator[None]:
-    """Hold the lock for the length of a `with` block in which objects are bound."""
+def _acquire() -> None:
+    """Take the lock, and say so where that takes long."""
     while not ONE_AT_A_TIME.acquire(timeout=_PATIENCE_SECONDS):
         _logger.warning(
             "%s still waits for another thread, in which modules hold the values of a step that "
             "is being traced or run by hand.",
             threading.current_thread().name,
         )
+
+
+@contextlib.contextmanager
+def held_for_objects() -> Iterator[None]:
+    """Hold the lock for the length of a `with` block in which objects are bound."""
+    _acquire()
     try:
         _MINE.depth += 1
         try:
@@ -58,7 +63,7 @@ def let_go() -> Iterator[None]:
         yield
     finally:
         for _ in range(depth):
-            ONE_AT_A_TIME.acquire()
+            _acquire()
         _MINE.depth = depth
 
 
