@@ -51,8 +51,9 @@ class CommunicationOptions:
     """Options of a collective. Context: any.
 
     Attributes:
-        bytes_per_pack: Largest number of bytes that travel together. 0 lets the library
-            decide by the sizes of the leaves and by what carries them.
+        bytes_per_pack: Largest number of bytes of one call that travel together. 0 lets the
+            library decide by the sizes of the leaves and by what carries them, and join the small
+            sums of several calls in a step. Above 0, no call of the step is joined with another.
         timeout_seconds: Longest wait for one replica to reach a collective of the eager
             runner. None waits for ever.
         implementation: A member of `CommunicationImplementation`, or its name in any case.

@@ -31,6 +31,7 @@ class Outcome:
     used_copies: frozenset[Variable] = frozenset()
     mask_was_used: bool = False
     entries: tuple[Entry, ...] = ()
+    chooses_packs: bool = False  # a collective says what is to travel together
 
 
 class Body:
@@ -97,6 +98,7 @@ class Body:
             frozenset(variables.used_copies),
             rows.mask_was_used,
             tuple(entries),
+            context.chooses_packs,
         )
         return arrays_out + [variables.values[variable] for variable in variables.stored]
 

@@ -146,6 +146,15 @@ def with_equations(jaxpr: Any, equations: Sequence[JaxprEqn]) -> Any:
     return replaced if inner is jaxpr else jaxpr.replace(jaxpr=replaced)
 
 
+def acts_in_order(eqn: JaxprEqn) -> bool:
+    """Whether an equation has to keep its place among others: it prints, calls back, or mutates.
+
+    That it names an axis is an effect for jax, which restricts no order.
+    """
+    effects = any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
+    return effects or any(is_reference(atom.aval) for atom in eqn.invars)
+
+
 def product(eqn: JaxprEqn, factor: int) -> JaxprEqn:
     """An equation of one number, as the product of that number with another."""
     operand: Any = eqn.invars[0]

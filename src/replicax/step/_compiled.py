@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from replicax.collectives import LIMITS
 from replicax.step._access import FunctionTrace
 from replicax.step._arguments import (
     Leaf,
@@ -26,6 +27,7 @@ from replicax.step._body import Body, Outcome, traced
 from replicax.step._bound_objects import check_objects, is_object
 from replicax.step._callbacks import with_caught_callbacks
 from replicax.step._constant_sums import without_constant_sums
+from replicax.step._joined_sums import with_joined_sums
 from replicax.step._padding import Padding, check_alignment, padding_of
 from replicax.step._proof import Proof, Source, prove
 from replicax.step._results import combined_outputs
@@ -93,6 +95,8 @@ def run_compiled(
     if padding is None:  # Else the number of rows may be among the constants.
         sent = without_constant_sums(program, *axis)
     outcome = body.outcome
+    if strategy.num_replicas_in_sync > 1 and not outcome.chooses_packs:
+        sent = with_joined_sums(sent, *axis, LIMITS[strategy.replica_mesh.transport])
     operands += [_copy(v, variables, count, is_used=v in outcome.used_copies) for v in on_read]
     aligned: tuple[bool | None, ...] = ()
     wider = None

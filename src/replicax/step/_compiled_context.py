@@ -76,7 +76,11 @@ class ReplicaVariables(TracedVariables):
 
 
 class CompiledReplicaContext(ReplicaContext):
-    """The replica context while a replica function is traced."""
+    """The replica context while a replica function is traced.
+
+    Attributes:
+        chooses_packs: Whether a collective said how much is to travel together.
+    """
 
     def __init__(
         self,
@@ -88,6 +92,7 @@ class CompiledReplicaContext(ReplicaContext):
         super().__init__(strategy, rows)
         self._variables = variables
         self._entries = entries
+        self.chooses_packs = False
 
     @property
     def replica_id_in_sync_group(self) -> jax.Array:
@@ -99,6 +104,7 @@ class CompiledReplicaContext(ReplicaContext):
     def _communicate(self, collective: Collective, leaves: Sequence[Any]) -> list[Any]:
         where: dict[str, Any] = {"axis_name": AXIS, "num_replicas": self.num_replicas_in_sync}
         packs: mapped.Packs = ()
+        self.chooses_packs |= collective.options.bytes_per_pack > 0
         match collective.kind:
             case "all_reduce":
                 results, packs = mapped.all_reduce_in_packs(
