@@ -31,8 +31,10 @@ class Training:
             self.optimizer = keras.optimizers.SGD(0.1 if small else rate)
             self.accuracy = keras.metrics.SparseCategoricalAccuracy()
         self.losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+        self.runs = 0
 
     def replica_step(self, batch):
+        self.runs += 1
         x, y = batch
         ctx = rx.get_replica_context()
         if not self.model.built:
@@ -76,6 +78,7 @@ def test_a_training_equals_one_device(strategy, one_device, apart, built):
     assert apart(found, losses) <= TOLERANCE
     assert apart(training.state(), expected.state()) <= TOLERANCE
     assert float(training.accuracy.result()) == float(expected.accuracy.result())
+    assert training.runs == (1 if built else 2)  # Again where variables are created.
 
 
 @pytest.mark.slow

@@ -66,29 +66,65 @@ class RowUpdates:
         self, rule: ElementRule, gradients: Any, state: Any, params: Any, apply_if: Any
     ) -> tuple[Any, Any]:
         """The new parameters and the new state."""
-        leaves = jax.tree.leaves(gradients, is_leaf=is_sparse)
-        structures: list[Any] = [jax.tree.structure(params), jax.tree.structure(state)]
-        before, states = jax.tree.leaves(params), jax.tree.leaves(state)
-        rows = [
-            _Rows.of(g, w.shape[0], skip_zeros=self._is_lazy) if is_sparse(g) else None
-            for g, w in zip(leaves, before, strict=True)
-        ]
-        of_states = [None if leaf is None else rows[leaf] for leaf in rule.leaf_of]
-        old = _parts(before, rows), _parts(states, of_states)
-        updates, new_states = rule.update(
-            [g if r is None else r.values for g, r in zip(leaves, rows, strict=True)],
-            old[1],
-            old[0],
-        )
+        part = _Part(rule, gradients, state, params, skip_zeros=self._is_lazy)
+        old = part.params, part.states
+        updates, new_states = part.updated()
         new = [jnp.asarray(w + u).astype(w.dtype) for w, u in zip(old[0], updates, strict=True)]
         if apply_if is not None:
             new, new_states = jax.tree.map(
                 lambda x, y: jnp.where(apply_if, x, y), (new, new_states), old
             )
-        return (
-            structures[0].unflatten(_written(before, rows, new)),
-            structures[1].unflatten(_written(states, of_states, new_states)),
-        )
+        whole: Any = jax.tree.structure(params)
+        written = _written(jax.tree.leaves(params), part.rows, new)
+        return whole.unflatten(written), part.whole_state(new_states)
+
+    def updates(
+        self, rule: ElementRule, gradients: Any, state: Any, params: Any
+    ) -> tuple[Any, Any]:
+        """What is added to the parameters, sparse rows where only rows change; and the state."""
+        part = _Part(rule, gradients, state, params, skip_zeros=self._is_lazy)
+        updates, new_states = part.updated()
+        whole: Any = jax.tree.structure(params)
+        leaves = [
+            u if r is None else r.slices(u, w.shape)
+            for u, r, w in zip(updates, part.rows, jax.tree.leaves(params), strict=True)
+        ]
+        return whole.unflatten(leaves), part.whole_state(new_states)
+
+
+class _Part:
+    """The rows of parameters and state that have a gradient.
+
+    Attributes:
+        rows: For each leaf of the parameters which rows, or None for all of it.
+        params: Those parts of the leaves of the parameters.
+        states: Those parts of the leaves of the state.
+    """
+
+    def __init__(
+        self, rule: ElementRule, gradients: Any, state: Any, params: Any, *, skip_zeros: bool
+    ) -> None:
+        self._rule, self._structure = rule, jax.tree.structure(state)
+        before, self._states = jax.tree.leaves(params), jax.tree.leaves(state)
+        self._gradients = jax.tree.leaves(gradients, is_leaf=is_sparse)
+        self.rows = [
+            _Rows.of(g, w.shape[0], skip_zeros=skip_zeros) if is_sparse(g) else None
+            for g, w in zip(self._gradients, before, strict=True)
+        ]
+        self._of_states = [None if leaf is None else self.rows[leaf] for leaf in rule.leaf_of]
+        self.params = _parts(before, self.rows)
+        self.states = _parts(self._states, self._of_states)
+
+    def updated(self) -> tuple[list[Any], list[Any]]:
+        """The updates and the new states of the rows."""
+        gradients = zip(self._gradients, self.rows, strict=True)
+        values = [g if r is None else r.values for g, r in gradients]
+        return self._rule.update(values, self.states, self.params)
+
+    def whole_state(self, new: Sequence[Any]) -> Any:
+        """The state with new rows."""
+        structure: Any = self._structure
+        return structure.unflatten(_written(self._states, self._of_states, new))
 
 
 def check_rows(gradients: Any, variables: Any) -> None:
@@ -140,6 +176,14 @@ class _Rows:
         if skip_zeros:
             is_used &= jnp.any(values != 0, axis=tuple(range(1, values.ndim)))
         return cls(values, jnp.where(is_used, places, beyond))
+
+    def slices(self, values: jax.Array, shape: Sequence[int]) -> IndexedSlices:
+        """New values of these rows as a part of an array. Of rows beyond it, nothing is left."""
+        is_used = self.places < shape[0]
+        # Nothing at all can be added with -0.0.
+        kept = jnp.where(is_used.reshape(-1, *[1] * (values.ndim - 1)), values, -0.0)
+        places = jnp.where(is_used, self.places, 0)
+        return IndexedSlices(kept.astype(values.dtype), places, tuple(shape))
 
 
 def _parts(arrays: Sequence[Any], rows: Sequence[_Rows | None]) -> list[Any]:
