@@ -27,9 +27,9 @@ def set_compilation_cache(folder: str | os.PathLike[str] | None) -> None:
     """Keep compiled programs in a folder, where the next start of the program finds them.
 
     The Python code of a step is traced and proved at each start; what XLA made of it is read from
-    the folder. Several workers, and several programs, may have one folder: over several workers
-    worker 0 writes, and all read. The environment variable `REPLICAX_COMPILATION_CACHE=folder`
-    does the same without a change of the program.
+    the folder. Several workers, and several programs, may have one folder; of the workers of a job
+    worker 0 writes. The environment variable `REPLICAX_COMPILATION_CACHE=folder` does the same
+    without a change of the program.
 
     Programs that took 0.05 s or more to compile are kept, unless
     `jax_persistent_cache_min_compile_time_secs` was set to something else than JAX's default.
