@@ -51,9 +51,9 @@ def test_nothing_is_said_unless_somebody_wants_to_hear_it(run_python):
 
 
 def test_the_lines_that_people_look_for(run_python, tmp_path):
-    settings = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
+    settings = {"REPLICAX_COMPILATION_CACHE": str(tmp_path / "cache"), "REPLICAX_LOG": "info"}
 
-    done = run_python(PROGRAM, REPLICAX_CPU_DEVICES="3", REPLICAX_LOG="info", **settings)
+    done = run_python(PROGRAM, REPLICAX_CPU_DEVICES="3", **settings)
 
     assert done.returncode == 0, done.stderr
     said = lines(done.stderr)
@@ -64,8 +64,8 @@ def test_the_lines_that_people_look_for(run_python, tmp_path):
     assert "replicax INFO: Distributed dataset: global batch of 4, 2 rows a replica" in said
     assert "plan OFF, 1 pipeline: one input pipeline reads everything" in said
     assert "epoch 2 steps" in said
-    took = r"replicax INFO: Step `train_step`: traced in [\d.]+ s, compiled in [\d.]+ s, "
-    took += r"compile cache: miss"
+    took = r"replicax INFO: Step `train_step`: traced in [\d.]+ s, proved in [\d.]+ s, "
+    took += r"compiled in [\d.]+ s, compile cache: miss"
     assert len([line for line in said if re.fullmatch(took, line)]) == 2
     assert "program number 2 of this step: it got other shapes" in said
     assert "collectives all_reduce SUM x1, 4 bytes a replica" in said

@@ -7,7 +7,7 @@ or it raises an error that names what differs.
 import importlib as _importlib
 import typing as _typing
 
-from replicax import _log
+from replicax import _compilation_cache, _log
 from replicax import cluster as cluster
 from replicax import data as data
 from replicax import devices as devices
@@ -15,6 +15,7 @@ from replicax import errors as errors
 from replicax import metrics as metrics
 from replicax import precision as precision
 from replicax import recording as recording
+from replicax._compilation_cache import set_compilation_cache as set_compilation_cache
 from replicax.cluster import Timeouts as Timeouts
 from replicax.collectives import CommunicationImplementation as CommunicationImplementation
 from replicax.collectives import CommunicationOptions as CommunicationOptions
@@ -39,6 +40,7 @@ from replicax.step import function as function
 from replicax.step import register_optimizer as register_optimizer
 from replicax.step import register_primitive as register_primitive
 from replicax.step import shard_optimizer as shard_optimizer
+from replicax.step import sparse_rows as sparse_rows
 from replicax.step import value_and_grad as value_and_grad
 from replicax.strategies import CentralStorageStrategy as CentralStorageStrategy
 from replicax.strategies import MirroredStrategy as MirroredStrategy
@@ -158,7 +160,9 @@ __all__ = [
     "recording",
     "register_optimizer",
     "register_primitive",
+    "set_compilation_cache",
     "shard_optimizer",
+    "sparse_rows",
     "testing",
     "trace",
     "value_and_grad",
@@ -166,4 +170,5 @@ __all__ = [
 ]
 
 _log.apply_environment()
+_compilation_cache.apply_environment()
 devices.apply_environment()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree as ET
 
@@ -212,6 +213,26 @@ def test_the_step_may_ask_for_the_number_of_replicas(strategy):
     assert strategy.num_replicas_in_sync == 2
 
 
+def test_a_program_is_traced_once_and_may_come_from_the_cache(strategy):
+    traced = []
+
+    def step(x):
+        def replica_fn(x):
+            traced.append(x.shape)
+            return rx.get_replica_context().all_reduce("sum", x * 3 - 1)
+
+        return strategy.run(replica_fn, args=(x,))
+
+    rows = rx.PerReplica([jnp.ones(7), jnp.ones(7)])
+    programs = [rx.explain(step, rows).programs[0] for _ in range(2)]
+
+    assert traced == [(7,), (7,)]
+    # The tests keep all programs; so does another worker of this session, which may be first.
+    assert programs[0].compile_cache in ("miss", "hit")
+    assert programs[1].compile_cache == "hit"
+    assert all(each.proof_seconds > 0 and each.trace_seconds > 0 for each in programs)
+
+
 def test_json_has_everything(shown):
     facts = json.loads(shown.to_json())
 
@@ -224,6 +245,7 @@ def test_json_has_everything(shown):
 def test_the_text_names_what_matters(shown):
     text = str(shown)
 
+    assert re.search(r"proved in .*, compiled in .* \(compile cache: (hit|miss)\)", text)
     for words in ("step: 2 replica(s)", "the remainder, padded", "all_reduce MEAN", "48 B", "psum"):
         assert words in text
     assert max(map(len, text.splitlines())) <= 110
@@ -265,6 +287,7 @@ def test_the_page_has_both_programs_and_needs_nothing_else(shown):
     for words in ("A full batch", "The remainder, padded", "all_reduce MEAN", "variable `w`"):
         assert words in page.words
     assert any("of results reuse that of arguments" in words for words in page.words)
+    assert any("compile cache: " in words for words in page.words)
 
 
 def test_an_error_of_the_trace_is_that_of_a_call(strategy):

@@ -31,8 +31,10 @@ class Training:
             self.optimizer = keras.optimizers.SGD(0.1 if small else rate)
             self.accuracy = keras.metrics.SparseCategoricalAccuracy()
         self.losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+        self.runs = 0
 
     def replica_step(self, batch):
+        self.runs += 1
         x, y = batch
         ctx = rx.get_replica_context()
         if not self.model.built:
@@ -76,6 +78,7 @@ def test_a_training_equals_one_device(strategy, one_device, apart, built):
     assert apart(found, losses) <= TOLERANCE
     assert apart(training.state(), expected.state()) <= TOLERANCE
     assert float(training.accuracy.result()) == float(expected.accuracy.result())
+    assert training.runs == (1 if built else 2)  # Again where variables are created.
 
 
 @pytest.mark.slow
@@ -255,6 +258,42 @@ def test_dropout_differs_between_replicas_and_repeats(strategy, runner):
 
 
 @pytest.mark.slow
+def test_an_embedding_is_reduced_and_changed_as_rows(strategy):
+    optax = pytest.importorskip("optax", reason="optax is not installed")
+    with strategy.scope():
+        layer = rx.keras.Embedding(9, 2)
+        layer.build()
+        optimizer = rx.Optimizer(optax.sgd(0.5), [layer.embeddings])
+    table = np.asarray(layer.embeddings.value)
+    kinds = []
+
+    @rx.function
+    def step(ids):
+        def replica_step(ids):
+            ctx = rx.get_replica_context()
+            loss, gradients = rx.value_and_grad(
+                lambda: ctx.global_mean((layer(ids) ** 2).sum((1, 2))), [layer.embeddings]
+            )()
+            gradients = ctx.all_reduce("mean", gradients)
+            kinds.append(type(gradients[0]))
+            rx.apply_gradients(optimizer, gradients)
+            return loss
+
+        return strategy.run(replica_step, args=(ids,))
+
+    ids = np.array([[3, 3], [0, -1], [7, 2]], np.int32)
+    (batch,) = strategy.distribute_dataset([ids])
+    np.testing.assert_allclose(step(batch), (table[ids] ** 2).sum() / 3, rtol=1e-6)
+
+    gradient = np.zeros_like(table)
+    np.add.at(gradient, ids, 2 * table[ids] / 3)
+    np.testing.assert_allclose(layer.embeddings.value, table - 0.5 * gradient, atol=1e-6)
+    np.testing.assert_array_equal(layer(ids), np.asarray(layer.embeddings.value)[ids])
+    assert kinds == [rx.IndexedSlices]
+    same = keras.layers.deserialize(keras.layers.serialize(layer))
+    assert isinstance(same, rx.keras.Embedding)
+
+
 def test_statistics_of_batch_norm_are_averaged(strategy, runner):
     with strategy.scope():
         norm = keras.layers.BatchNormalization(momentum=0.5)

@@ -44,11 +44,16 @@ JOIN = {
 
 @pytest.mark.parametrize("name", KEEP)
 def test_rules_that_keep_elements_without_a_gradient(name):
-    assert ElementRule(KEEP[name], PARAMS, [TABLE]).keeps == {TABLE}
+    rule = ElementRule(KEEP[name], PARAMS, [TABLE])
+
+    assert rule.keeps == {TABLE}
+    # A gradient that comes in parts may be applied part by part, where nothing else looks at it.
+    assert rule.adds == (set() if name in ("adagrad", "clip each") else {TABLE})
 
 
 @pytest.mark.parametrize("name", CHANGE)
 def test_rules_that_change_them(name):
+    assert ElementRule(CHANGE[name], PARAMS, [TABLE]).adds == set()
     assert not ElementRule(CHANGE[name], PARAMS, [TABLE]).keeps
 
 

@@ -96,6 +96,55 @@ def test_a_lazy_rule_leaves_rows_without_a_gradient_alone(strategy):
     np.testing.assert_array_equal(table[[2, 4, 6]], TABLE[[2, 4, 6]])
 
 
+@pytest.mark.parametrize("lazy", [False, True], ids=["exact", "lazy"])
+def test_state_of_the_functional_style_takes_sparse_rows_too(strategy, lazy):
+    transformation = optax.adam(0.1) if lazy else optax.adagrad(0.1)
+    sparse = rx.sparse_rows(transformation, lazy=lazy)
+    seen = []
+
+    @rx.function(donate="state")
+    def step(state, ids):
+        def replica_step(state, ids):
+            context = rx.get_replica_context()
+
+            def loss(params):
+                rows = rx.embedding_lookup(params[0], ids)
+                return context.global_mean(((rows + params[1]) ** 2).sum(1))
+
+            _, gradients = rx.value_and_grad(loss)(state[0])
+            gradients = context.all_reduce("mean", gradients)
+            updates, kept = sparse.update(gradients, state[1], state[0])
+            seen.append([type(leaf) for leaf in (gradients[0], updates[0])])
+            return optax.apply_updates(state[0], updates), kept
+
+        return strategy.run(replica_step, args=(state, ids))
+
+    params = (jnp.asarray(TABLE), jnp.ones(()))
+    state = (params, sparse.init(params))
+    for ids in strategy.distribute_dataset(BATCHES):
+        state = step(state, ids)
+
+    option = {"sparse_rows": "lazy"} if lazy else {}
+    of_variables = trained(strategy, rx.function, transformation, **option)
+    for x, y in zip(jax.tree.leaves(state), of_variables, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6)
+    assert seen[0] == [rx.IndexedSlices] * 2
+
+
+def test_sparse_rows_need_parameters_and_a_rule():
+    slices = rx.IndexedSlices(jnp.ones((1, DIM)), [3], (ROWS, DIM))
+    dense = rx.sparse_rows(optax.adam(0.1))
+
+    with pytest.raises(rx.errors.InvalidArgumentError, match="no parameters"):
+        dense.update(slices, dense.init(TABLE))
+    updates, _ = dense.update(slices, dense.init(TABLE), TABLE)
+    assert updates.shape == TABLE.shape  # Adam is not exact on rows alone.
+    with pytest.raises(rx.errors.InvalidArgumentError, match="rows"):
+        TABLE[:2] + slices
+    with pytest.raises(rx.errors.ArgumentTypeError, match="sparse_rows"):
+        rx.sparse_rows(3)
+
+
 def test_a_lazy_rule_must_be_one_for_each_element():
     table = rx.Variable(TABLE)
     clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from replicax import _compilation_cache
 from replicax.collectives import Entry, collectives_in, looking_ahead
 from replicax.errors import ContextError, InvalidArgumentError, describe
 from replicax.input import DistributedIterator, InputPlan
@@ -145,7 +146,8 @@ def _program(seen: Look, fabric: Fabric) -> Program:
     runs = seen.traced.runs
     strategy = seen.traced.strategy
     count = strategy.num_replicas_in_sync if strategy is not None else 1
-    compiled, memory, flops, seconds = _compiled(seen)
+    compiled, memory, flops, seconds, cache = _compiled(seen)
+    proof = sum(run.proof_seconds for run in runs)
     return Program(
         batch="remainder" if any(run.is_padded for run in runs) else "full",
         functions=tuple(run.function for run in runs),
@@ -160,17 +162,23 @@ def _program(seen: Look, fabric: Fabric) -> Program:
         compiled=compiled,
         memory=memory,
         flops=flops,
-        trace_seconds=seen.trace_seconds,
+        trace_seconds=seen.traced.seconds - proof,
+        proof_seconds=proof,
         compile_seconds=seconds,
+        compile_cache=cache,
     )
 
 
-def _compiled(seen: Look) -> tuple[Any, Memory | None, float | None, float | None]:
+def _compiled(
+    seen: Look,
+) -> tuple[Any, Memory | None, float | None, float | None, str | None]:
     if seen.lowered is None:
-        return None, None, None, None
+        return None, None, None, None, None
+    _compilation_cache.watch()
     start = time.perf_counter()
     compiled = seen.lowered.compile()
     seconds = time.perf_counter() - start
+    cache = _compilation_cache.found()
     analysis = compiled.memory_analysis()
     memory = None
     if analysis is not None:
@@ -182,7 +190,7 @@ def _compiled(seen: Look) -> tuple[Any, Memory | None, float | None, float | Non
         )
     costs = compiled.cost_analysis()
     flops = costs.get("flops") if isinstance(costs, dict) else None
-    return collectives_in(compiled.as_text() or ""), memory, flops, seconds
+    return collectives_in(compiled.as_text() or ""), memory, flops, seconds, cache
 
 
 def _sent(run: RunFacts, fabric: Fabric, count: int) -> Iterator[Sent]:

@@ -127,8 +127,11 @@ class Program:
         compiled: Those of XLA's optimised program; None if it cannot be compiled here.
         memory: None if it cannot be compiled here.
         flops: Floating-point operations of one replica, as XLA counts them; None if unknown.
-        trace_seconds: How long tracing and proving took.
+        trace_seconds: How long tracing took.
+        proof_seconds: How long the proof took, with the second trace that padded batches need.
         compile_seconds: How long XLA took; None if it was not asked.
+        compile_cache: Whether the program was in the folder of `rx.set_compilation_cache`: `"hit"`,
+            `"miss"` or `"not in use"`; None if XLA was not asked.
     """
 
     batch: str
@@ -141,7 +144,9 @@ class Program:
     memory: Memory | None
     flops: float | None
     trace_seconds: float
+    proof_seconds: float
     compile_seconds: float | None
+    compile_cache: str | None
 
     @property
     def bytes_sent(self) -> int:

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 
 from ._explanation import Explanation, Memory, Program, Value
-from ._report import PREDICTED, duration, predictions, size
+from ._report import PREDICTED, duration, predictions, size, start_up
 
 _STYLE = """\
 :root { color-scheme: light dark; --line: #8a9ba855; --mirrored: #2a7de1; --varying: #d9822b; }
@@ -91,6 +91,7 @@ def _program(program: Program) -> str:
             _table("Asked for", ("key", "collective", "arrays", "bytes", "at"), asked),
             _table("Crosses replicas, after packing", columns, sent),
             _table("In XLA's program", ("collective", "dtypes", "bytes"), compiled),
+            f'<p class="key">{start_up(program)}.</p>',
             _memory(program.memory),
         ]
     )

@@ -98,10 +98,20 @@ def _shortened(names: Sequence[str]) -> str:
     return f"{', '.join(names[: _MOST_NAMES - 1])} ... {names[-1]}"
 
 
-def _costs(program: Program) -> str:
-    parts = [f"Traced and proved in {duration(program.trace_seconds)}"]
+def start_up(program: Program) -> str:
+    """How long the program took until it could run, in words."""
+    parts = [
+        f"Traced in {duration(program.trace_seconds)}",
+        f"proved in {duration(program.proof_seconds)}",
+    ]
     if program.compile_seconds is not None:
-        parts.append(f"compiled in {duration(program.compile_seconds)}")
+        cache = f"compile cache: {program.compile_cache}"
+        parts.append(f"compiled in {duration(program.compile_seconds)} ({cache})")
+    return ", ".join(parts)
+
+
+def _costs(program: Program) -> str:
+    parts = [start_up(program)]
     if program.flops is not None:
         parts.append(f"{program.flops:.3g} floating-point operations a replica")
     text = ", ".join(parts) + "."

@@ -35,6 +35,7 @@ from replicax import input as _input
 from replicax.keras import _verification as _verification
 from replicax.keras._adapters import KerasDataset as _KerasDataset
 from replicax.keras._adopt import adopt as adopt
+from replicax.keras._embedding import Embedding as Embedding
 from replicax.keras._fit import evaluate as evaluate
 from replicax.keras._fit import fit as fit
 from replicax.keras._fit import predict as predict
@@ -59,6 +60,7 @@ _input.register_dataset_class(_KerasDataset)
 
 __all__ = [
     "Distributed",
+    "Embedding",
     "Model",
     "Sequential",
     "adopt",

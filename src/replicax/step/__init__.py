@@ -36,6 +36,7 @@ from replicax.step._single_context import current_replica_context as current_rep
 from replicax.step._sources import BatchRun as BatchRun
 from replicax.step._sources import BatchSource as BatchSource
 from replicax.step._sources import take_in_step as take_in_step
+from replicax.step._sparse_transformation import sparse_rows as sparse_rows
 
 __all__ = [
     "BatchRun",
@@ -67,6 +68,7 @@ __all__ = [
     "run",
     "run_update",
     "shard_optimizer",
+    "sparse_rows",
     "surrounding_trace",
     "take_in_step",
     "value_and_grad",

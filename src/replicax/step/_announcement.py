@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from replicax import _log
+from replicax import _compilation_cache, _log
 from replicax.collectives import Entry
 from replicax.step._trace import Traced
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from replicax.step._program import Program
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-_ASKED = "/jax/compilation_cache/compile_requests_use_cache"
-_HIT = "/jax/compilation_cache/cache_hits"
 _UNIT = 1024.0
 
 _LOGGER = _log.logger("step")
@@ -32,10 +30,8 @@ class _Announcer(threading.local):
 
     def __init__(self) -> None:
         self.waiting: dict[str, Callable[[float, str], None]] = {}
-        self.cache = _NO_CACHE
 
 
-_NO_CACHE = "not in use"
 _NOW = _Announcer()
 _LOCK = threading.Lock()
 _LISTENERS: list[Any] = []
@@ -48,10 +44,10 @@ def compiling(program: Program, traced: Traced) -> None:
     with _LOCK:
         if not _LISTENERS:
             jax.monitoring.register_event_duration_secs_listener(_on_duration)
-            jax.monitoring.register_event_listener(_on_event)
-            _LISTENERS.extend([_on_duration, _on_event])
+            _LISTENERS.append(_on_duration)
     name, mesh = program.function.__name__, program._mesh
-    count, began = len(program.traces), f"Step `{name}`: traced in {traced.seconds:.2f} s"
+    count, proof = len(program.traces), sum(run.proof_seconds for run in traced.runs)
+    began = f"Step `{name}`: traced in {traced.seconds - proof:.2f} s, proved in {proof:.2f} s"
     facts = {
         "program": None if count == 1 else f"number {count} of this step: it got other shapes",
         "replicas": "1" if mesh is None else str(mesh.num_replicas),
@@ -65,20 +61,12 @@ def compiling(program: Program, traced: Traced) -> None:
         _log.tell(title, facts, by_chief=by_chief)
 
     _NOW.waiting[f"jit({name})"] = tell
-    _NOW.cache = _NO_CACHE
-
-
-def _on_event(event: str, **_: Any) -> None:
-    if event == _ASKED:  # jax tells of a miss only where it keeps the program.
-        _NOW.cache = "miss"
-    elif event == _HIT:
-        _NOW.cache = "hit"
+    _compilation_cache.watch()
 
 
 def _on_duration(event: str, duration_secs: float, **facts: Any) -> None:
     if event == _COMPILED and (tell := _NOW.waiting.pop(facts.get("fun_name", ""), None)):
-        tell(duration_secs, _NOW.cache)
-        _NOW.cache = _NO_CACHE
+        tell(duration_secs, _compilation_cache.found())
 
 
 def requested(entries: tuple[Entry, ...]) -> str:

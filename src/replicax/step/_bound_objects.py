@@ -94,7 +94,7 @@ def check_objects(fn: Callable[..., Any], values: Sequence[Any], strategy: Strat
     Raises:
         ContextError: What the step writes to one of them would be lost, or written twice.
     """
-    for value in (fn, getattr(fn, "__self__", None), *values, *_closed_over(fn)):
+    for value in (fn, getattr(fn, "__self__", None), *values, *cells_of(fn), *globals_of(fn)):
         if not is_object(value):
             continue
         kind = next((kind for kind in _KINDS if kind.is_object(value)), None)
@@ -140,18 +140,19 @@ def _package_of(value: Any) -> str | None:
     return None
 
 
-def _closed_over(fn: Callable[..., Any]) -> Iterator[Any]:
-    """What a function closes over, and the globals that it names."""
-    code = getattr(fn, "__code__", None)
-    if code is None:
-        return
-    for cell in fn.__closure__ or ():
+def cells_of(fn: Callable[..., Any]) -> Iterator[Any]:
+    """What a function closes over."""
+    for cell in getattr(fn, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # an empty cell
             yield cell.cell_contents
-    names = fn.__globals__
-    for name in _names(code):
-        if name in names:
-            yield names[name]
+
+
+def globals_of(fn: Callable[..., Any]) -> Iterator[Any]:
+    """The globals that a function names."""
+    code, known = getattr(fn, "__code__", None), getattr(fn, "__globals__", {})
+    for name in _names(code) if code is not None else ():
+        if name in known:
+            yield known[name]
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -7,6 +7,7 @@ per-replica values as one array ``[num_replicas, ...]`` sharded along its first 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,6 +93,7 @@ def run_compiled(
     rows_aval = None if padding is None else jax.ShapeDtypeStruct((), jnp.int32)
     axis = (AXIS, strategy.num_replicas_in_sync)
     program = sent = traced(body, local, rows_aval, strategy)
+    began = time.perf_counter()
     if padding is None:  # Else the number of rows may be among the constants.
         sent = without_constant_sums(program, *axis)
     outcome = body.outcome
@@ -125,6 +127,7 @@ def run_compiled(
         if wider is not None:
             check_row_count(padding.label, program, wider)
         check_alignment(outcome.paths, aligned, causes)
+    proof_seconds = time.perf_counter() - began
 
     inputs = [operand.stacked_or_mirrored for operand in operands]
     specs = [operand.spec for operand in operands]
@@ -143,6 +146,7 @@ def run_compiled(
             collectives=proof.collectives,
             is_padded=padding is not None,
             jaxpr=sent.jaxpr,
+            proof_seconds=proof_seconds,
         )
     )
     for (variable, site), value in zip(outcome.written.items(), outputs[count:], strict=True):

@@ -58,12 +58,15 @@ class Value:
         group: Which elements they are; None if the value does not depend on elements.
         is_uniform: Whether all elements have the same number, which then is a scalar.
         form: What is known where there is no gradient.
+        is_linear: Whether it is a gradient times what is the same for all elements, or a sum of
+            such, so that it may be computed for each part of a sum of gradients.
     """
 
     array: Any
     group: int | None = None
     is_uniform: bool = False
     form: Form = None
+    is_linear: bool = False
 
 
 class Groups:
@@ -160,7 +163,8 @@ class Evaluation:
         arrays = [None] * len(eqn.outvars)
         if self._bind is not None:
             arrays = self._bind(eqn, [value.array for value in operands])
-        return [Value(array, group, group is None, form) for array in arrays]
+        is_linear = _is_linear(eqn.primitive.name, operands)
+        return [Value(array, group, group is None, form, is_linear) for array in arrays]
 
     def _rearranged(self, eqn: Any, operands: list[Value]) -> Value:
         """Scalars stay scalars; elements must keep their places."""
@@ -225,6 +229,16 @@ def _form(eqn: Any, operands: Sequence[Value]) -> Form:  # noqa: PLR0911 - a tab
     if name == "select_n" and all(form == last for form in forms[1:]):
         return last
     return None
+
+
+def _is_linear(name: str, operands: Sequence[Value]) -> bool:
+    linear = [value.is_linear for value in operands]
+    if name in {"add", "add_any", "copy", "copy_p", "neg", "stop_gradient", "sub"}:
+        return all(linear)
+    is_scaled = linear[:1] == [True] and all(value.group is None for value in operands[1:])
+    if name == "mul" and linear[-1:] == [True]:
+        return operands[0].group is None
+    return is_scaled and name in {"div", "mul"}
 
 
 def _keeps_zero(name: str, operands: Sequence[Value]) -> bool:

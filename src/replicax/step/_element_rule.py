@@ -44,6 +44,7 @@ class ElementRule:
             goes with, or None if it is the same for all.
         keeps: Numbers of leaves of which elements without a gradient, and their state, stay as
             they are.
+        adds: Numbers of leaves whose update is that of each part of a sum of gradients, summed.
 
     Raises:
         NotElementwise: It is none for each element.
@@ -83,7 +84,13 @@ class ElementRule:
         count = len(self._leaves)
         groups = [k if split else None for k, split in enumerate(self._is_split)]
         gradients = [
-            Value(None, group, group is None, "zero" if k in without_gradient else None)
+            Value(
+                None,
+                group,
+                group is None,
+                "zero" if k in without_gradient else None,
+                is_linear=True,
+            )
             for k, group in enumerate(groups)
         ]
         states = [
@@ -116,6 +123,7 @@ class ElementRule:
                 if leaf == k
             )
         }
+        self.adds = {k for k in without_gradient if updates[k].is_linear and k not in self.leaf_of}
 
     def _leaf(self, value: Value) -> int | None:
         return None if value.group is None else self._groups.leaf(value.group)

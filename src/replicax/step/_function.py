@@ -369,10 +369,14 @@ class Function:
         return self._feeding().call(args, kwargs, look)
 
     def _lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        program, args, kwargs = self.program_for(args, kwargs)
+        return program.lower(args, kwargs)
+
+    def program_for(self, args: Any, kwargs: Any) -> tuple[Program, Any, Any]:
+        """The program for these arguments, and the arguments as it takes them."""
         frame = current_frame()
         scope = frame.strategy if frame is not None else None
-        program, args, kwargs = self._program_for(scope, args, kwargs)
-        return program.lower(args, kwargs)
+        return self._program_for(scope, args, kwargs)
 
     def collectives(self, *args: Any, **kwargs: Any) -> tuple[CompiledCollective, ...]:
         """List the collectives that the compiled step holds for these arguments.

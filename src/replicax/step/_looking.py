@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,13 +42,11 @@ class Look:
     Attributes:
         arguments: Its arrays.
         traced: The trace.
-        trace_seconds: How long tracing and proving took.
         lowered: The program; None for replicas that are not there.
     """
 
     arguments: tuple[ArgumentFacts, ...]
     traced: Traced
-    trace_seconds: float
     lowered: jax.stages.Lowered | None
 
 
@@ -82,12 +79,12 @@ def _look_at(function: Function, args: Any, kwargs: Any) -> Look:
     if mesh is not None:
         args, kwargs = enlarged((args, kwargs), mesh.num_replicas)
     arguments = _arguments(args, kwargs, names, function._donate)
-    leaves, structure = jax.tree.flatten((args, kwargs))
-    start = time.perf_counter()
-    traced = function.trace_program(structure, leaves)
-    seconds = time.perf_counter() - start
-    lowered = function.lower(*args, **kwargs) if mesh is None else None
-    return Look(arguments, traced, seconds, lowered)
+    if mesh is not None:
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        return Look(arguments, function.trace_program(structure, leaves), None)
+    program, args, kwargs = function.program_for(args, kwargs)
+    [traced] = program.traces.values()
+    return Look(arguments, traced, program.lower(args, kwargs))
 
 
 def _arguments(

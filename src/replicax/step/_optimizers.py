@@ -15,7 +15,7 @@ from replicax.step._row_updates import RowUpdates, check_rows
 from replicax.step._sharded_optimizer import ShardedTransformation
 from replicax.step._sharded_update import ShardedUpdate, check_outermost
 from replicax.step._sparse import holds_sparse_rows
-from replicax.values import Variable, current_frame
+from replicax.values import Variable, as_variable, current_frame
 from replicax.values._sparse import dense, is_sparse
 
 _KINDS: list[tuple[Callable[[Any], bool], Callable[..., Any]]] = []
@@ -172,6 +172,7 @@ class Optimizer:
                     "variables.",
                 )
             )
+        variables = jax.tree.map(as_variable, variables)
         for leaf in jax.tree.leaves(variables):
             if not isinstance(leaf, Variable) or not leaf.trainable:
                 raise errors.ArgumentTypeError(

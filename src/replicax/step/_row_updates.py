@@ -66,29 +66,72 @@ class RowUpdates:
         self, rule: ElementRule, gradients: Any, state: Any, params: Any, apply_if: Any
     ) -> tuple[Any, Any]:
         """The new parameters and the new state."""
-        leaves = jax.tree.leaves(gradients, is_leaf=is_sparse)
-        structures: list[Any] = [jax.tree.structure(params), jax.tree.structure(state)]
-        before, states = jax.tree.leaves(params), jax.tree.leaves(state)
-        rows = [
-            _Rows.of(g, w.shape[0], skip_zeros=self._is_lazy) if is_sparse(g) else None
-            for g, w in zip(leaves, before, strict=True)
-        ]
-        of_states = [None if leaf is None else rows[leaf] for leaf in rule.leaf_of]
-        old = _parts(before, rows), _parts(states, of_states)
-        updates, new_states = rule.update(
-            [g if r is None else r.values for g, r in zip(leaves, rows, strict=True)],
-            old[1],
-            old[0],
-        )
-        new = [jnp.asarray(w + u).astype(w.dtype) for w, u in zip(old[0], updates, strict=True)]
+        part = _Part(rule, gradients, state, params, skip_zeros=self._is_lazy)
+        updates, new_states = part.updated()
         if apply_if is not None:
-            new, new_states = jax.tree.map(
-                lambda x, y: jnp.where(apply_if, x, y), (new, new_states), old
+            updates, new_states = jax.tree.map(
+                lambda x, y: jnp.where(apply_if, x, y),
+                (updates, new_states),
+                ([_nothing(u) for u in updates], part.states),
             )
-        return (
-            structures[0].unflatten(_written(before, rows, new)),
-            structures[1].unflatten(_written(states, of_states, new_states)),
-        )
+        whole: Any = jax.tree.structure(params)
+        written = [
+            r.added(w, u) if r is not None else jnp.asarray(w + u).astype(w.dtype)
+            for w, u, r in zip(jax.tree.leaves(params), updates, part.rows, strict=True)
+        ]
+        return whole.unflatten(written), part.whole_state(new_states)
+
+    def updates(
+        self, rule: ElementRule, gradients: Any, state: Any, params: Any
+    ) -> tuple[Any, Any]:
+        """What is added to the parameters, sparse rows where only rows change; and the state."""
+        part = _Part(rule, gradients, state, params, skip_zeros=self._is_lazy)
+        updates, new_states = part.updated()
+        whole: Any = jax.tree.structure(params)
+        leaves = [
+            u if r is None else r.slices(u, w.shape)
+            for u, r, w in zip(updates, part.rows, jax.tree.leaves(params), strict=True)
+        ]
+        return whole.unflatten(leaves), part.whole_state(new_states)
+
+
+class _Part:
+    """The rows of parameters and state that have a gradient.
+
+    Attributes:
+        rows: For each leaf of the parameters which rows, or None for all of it.
+        params: Those parts of the leaves of the parameters.
+        states: Those parts of the leaves of the state.
+    """
+
+    def __init__(
+        self, rule: ElementRule, gradients: Any, state: Any, params: Any, *, skip_zeros: bool
+    ) -> None:
+        self._rule, self._structure = rule, jax.tree.structure(state)
+        before, self._states = jax.tree.leaves(params), jax.tree.leaves(state)
+        self._gradients = jax.tree.leaves(gradients, is_leaf=is_sparse)
+        self.rows = [
+            None
+            if not is_sparse(g)
+            else _Rows.as_given(g, w.shape[0])
+            if k in rule.adds and w.dtype in (jnp.float32, jnp.float64)
+            else _Rows.of(g, w.shape[0], skip_zeros=skip_zeros)
+            for k, (g, w) in enumerate(zip(self._gradients, before, strict=True))
+        ]
+        self._of_states = [None if leaf is None else self.rows[leaf] for leaf in rule.leaf_of]
+        self.params = _parts(before, self.rows)
+        self.states = _parts(self._states, self._of_states)
+
+    def updated(self) -> tuple[list[Any], list[Any]]:
+        """The updates and the new states of the rows."""
+        gradients = zip(self._gradients, self.rows, strict=True)
+        values = [g if r is None else r.values for g, r in gradients]
+        return self._rule.update(values, self.states, self.params)
+
+    def whole_state(self, new: Sequence[Any]) -> Any:
+        """The state with new rows."""
+        structure: Any = self._structure
+        return structure.unflatten(_written(self._states, self._of_states, new))
 
 
 def check_rows(gradients: Any, variables: Any) -> None:
@@ -104,19 +147,25 @@ def check_rows(gradients: Any, variables: Any) -> None:
 
 
 class _Rows:
-    """Some rows of an array, each once.
+    """Some rows of an array.
 
     Attributes:
-        values: `[K, ...]`, the sum of what was given for each row.
+        values: `[K, ...]`, what was given for each row.
         places: i32[K], which rows; beyond the array where there are fewer than K.
+        is_unique: Whether each row is there once.
     """
 
-    def __init__(self, values: jax.Array, places: jax.Array) -> None:
-        self.values, self.places = values, places
+    def __init__(self, values: jax.Array, places: jax.Array, *, is_unique: bool) -> None:
+        self.values, self.places, self.is_unique = values, places, is_unique
+
+    @classmethod
+    def as_given(cls, slices: IndexedSlices, rows: int) -> _Rows:
+        """The rows of a gradient, some of them several times."""
+        return cls(slices.values, _from_start(slices, rows), is_unique=False)
 
     @classmethod
     def of(cls, slices: IndexedSlices, rows: int, *, skip_zeros: bool) -> _Rows:
-        """The rows of a gradient; those whose sum is zero are left out if asked for.
+        """The rows of a gradient, each once; those whose sum is zero are left out if asked for.
 
         Args:
             slices: The gradient.
@@ -124,9 +173,9 @@ class _Rows:
             skip_zeros: Whether rows of zeros are left out.
         """
         count, *row = slices.values.shape
-        indices = jnp.where(slices.indices < 0, slices.indices + rows, slices.indices)
+        indices = _from_start(slices, rows)
         if count == 0:
-            return cls(slices.values, indices)
+            return cls(slices.values, indices, is_unique=True)
         order = jnp.argsort(indices)
         ids = indices[order]
         is_first = jnp.concatenate([jnp.ones(1, bool), ids[1:] != ids[:-1]])
@@ -139,7 +188,36 @@ class _Rows:
         is_used = (counter <= number[-1]) & (places >= 0) & (places < rows)
         if skip_zeros:
             is_used &= jnp.any(values != 0, axis=tuple(range(1, values.ndim)))
-        return cls(values, jnp.where(is_used, places, beyond))
+        return cls(values, jnp.where(is_used, places, beyond), is_unique=True)
+
+    def added(self, array: jax.Array, updates: jax.Array) -> jax.Array:
+        """The array with something added to these rows."""
+        rows: Any = array.at[self.places]
+        how: dict[str, Any] = {"mode": "drop", "wrap_negative_indices": False}
+        if not self.is_unique:
+            added: jax.Array = rows.add(updates.astype(array.dtype), **how)
+            return added
+        new = _parts([array], [self])[0] + updates
+        written: jax.Array = rows.set(new.astype(array.dtype), unique_indices=True, **how)
+        return written
+
+    def slices(self, values: jax.Array, shape: Sequence[int]) -> IndexedSlices:
+        """New values of these rows as a part of an array. Of rows beyond it, nothing is left."""
+        is_used = (self.places >= 0) & (self.places < shape[0])
+        kept = jnp.where(is_used.reshape(-1, *[1] * (values.ndim - 1)), values, _nothing(values))
+        places = jnp.where(is_used, self.places, 0)
+        return IndexedSlices(kept.astype(values.dtype), places, tuple(shape))
+
+
+def _from_start(slices: IndexedSlices, rows: int) -> jax.Array:
+    """The indices, counted from the start."""
+    indices: jax.Array = jnp.where(slices.indices < 0, slices.indices + rows, slices.indices)
+    return indices
+
+
+def _nothing(values: Any) -> jax.Array:
+    """What changes no number that it is added to: 0.0 would make 0.0 of -0.0."""
+    return jnp.asarray(-0.0, jnp.result_type(values))
 
 
 def _parts(arrays: Sequence[Any], rows: Sequence[_Rows | None]) -> list[Any]:
@@ -150,7 +228,7 @@ def _parts(arrays: Sequence[Any], rows: Sequence[_Rows | None]) -> list[Any]:
 
 
 def _written(arrays: Sequence[Any], rows: Sequence[_Rows | None], new: Sequence[Any]) -> list[Any]:
-    """The arrays with new rows; where all of it is new, what is new."""
+    """The arrays with new rows, each there once; where all of it is new, what is new."""
     return [
         y
         if r is None

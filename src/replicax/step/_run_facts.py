@@ -43,6 +43,7 @@ class RunFacts:
         collectives: The collectives of the program that came of it, after packing, in order.
         is_padded: Whether its batch is a remainder, padded to the shape of a full batch.
         jaxpr: What one replica runs, without its constants.
+        proof_seconds: How long the proof took; of a padded batch with the second trace.
     """
 
     function: str
@@ -52,3 +53,4 @@ class RunFacts:
     collectives: tuple[ProvedCollective, ...]
     is_padded: bool
     jaxpr: Any
+    proof_seconds: float

@@ -16,6 +16,7 @@ from replicax.collectives import Entry
 from replicax.step._access import FunctionTrace
 from replicax.step._bound_objects import bound
 from replicax.step._callbacks import Callbacks, with_caught_callbacks
+from replicax.step._in_reach import lift_in_reach
 from replicax.step._run_facts import RunFacts
 from replicax.values import (
     Frame,
@@ -101,6 +102,7 @@ def trace(
     """
     began = time.perf_counter()
     _deferred.settle()
+    lift_in_reach(fn)
     variables = tuple(live_variables())
     facts: dict[str, Any] = {}
 

@@ -41,6 +41,11 @@ def register_holder(parts: Callable[[Any], Parts | None]) -> None:
     _HOLDERS.append(parts)
 
 
+def knows_holders() -> bool:
+    """Whether objects of some library are known."""
+    return bool(_HOLDERS)
+
+
 def parts_of_foreign(value: Any) -> Parts | None:
     """The variables of a library's object; None of anything else."""
     for parts in _HOLDERS:

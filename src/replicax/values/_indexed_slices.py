@@ -101,6 +101,17 @@ class IndexedSlices:
         dense: jax.Array = jnp.zeros(whole, self._values.dtype).at[self._indices].add(self._values)
         return dense
 
+    def __radd__(self, array: Any) -> jax.Array:
+        """`array + slices`: the array with the rows added, as `optax.apply_updates` does.
+
+        Raises:
+            InvalidArgumentError: The rows do not fit the array, or are beyond it.
+        """
+        whole = as_array(array, "What rx.IndexedSlices are added to")
+        self._check_range(self._whole_shape(whole.shape)[0])
+        added: jax.Array = whole.at[self._indices].add(self._values)
+        return added
+
     def _whole_shape(self, shape: int | Sequence[int] | None) -> tuple[int, ...]:
         if any(isinstance(x, DistributedValues) for x in (self._values, self._indices)):
             raise errors.ContextError(
