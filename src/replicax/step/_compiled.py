@@ -92,13 +92,10 @@ def run_compiled(
     local += [jax.ShapeDtypeStruct(v._copy_shape(count), v.dtype) for v in on_read]
     rows_aval = None if padding is None else jax.ShapeDtypeStruct((), jnp.int32)
     axis = (AXIS, strategy.num_replicas_in_sync)
-    program = sent = traced(body, local, rows_aval, strategy)
+    program = traced(body, local, rows_aval, strategy)
     began = time.perf_counter()
-    if padding is None:  # Else the number of rows may be among the constants.
-        sent = without_constant_sums(program, *axis)
     outcome = body.outcome
-    if strategy.num_replicas_in_sync > 1 and not outcome.chooses_packs:
-        sent = with_joined_sums(sent, *axis, LIMITS[strategy.replica_mesh.transport])
+    sent = _as_sent(program, outcome, padding, strategy)
     operands += [_copy(v, variables, count, is_used=v in outcome.used_copies) for v in on_read]
     aligned: tuple[bool | None, ...] = ()
     wider = None
@@ -106,13 +103,8 @@ def run_compiled(
         aligned, wider = padding.row_aligned(body, local, rows_aval, program, strategy)
 
     proof = _proved(strategy, sent, operands, padding)
-    causes = list(proof.outputs)
+    causes = _causes(proof, outcome)
     count = len(outcome.paths)
-    # A sync-on-read variable has one value a replica, whether they differ or not.
-    causes[count:] = [
-        (cause or _OWN_VALUE) if variable.is_on_read else cause
-        for variable, cause in zip(outcome.written, causes[count:], strict=True)
-    ]
     check_writes(outcome.written, causes[count:])
     labels = [f"result{path}" for path in outcome.paths]
     labels += [f"variable `{variable.name}`" for variable in outcome.written]
@@ -156,6 +148,31 @@ def run_compiled(
         if cause is None:
             trace.mirrored[id(value)] = (value, counts_once)
     return _results(outcome, outputs[:count], causes, aligned, padding, trace)
+
+
+def _as_sent(
+    program: Any, outcome: Outcome, padding: Padding | None, strategy: StrategyLike
+) -> Any:
+    """The program with fewer messages, and the same numbers."""
+    count = strategy.num_replicas_in_sync
+    sent = program
+    if padding is None:  # Else the number of rows may be among the constants.
+        sent = without_constant_sums(program, AXIS, count)
+    if count > 1 and not outcome.chooses_packs:
+        sent = with_joined_sums(sent, AXIS, count, LIMITS[strategy.replica_mesh.transport])
+    return sent
+
+
+def _causes(proof: Proof, outcome: Outcome) -> list[Source | None]:
+    """Why each result and each written variable varies."""
+    causes = list(proof.outputs)
+    count = len(outcome.paths)
+    # A sync-on-read variable has one value a replica, whether they differ or not.
+    causes[count:] = [
+        (cause or _OWN_VALUE) if variable.is_on_read else cause
+        for variable, cause in zip(outcome.written, causes[count:], strict=True)
+    ]
+    return causes
 
 
 def _proved(
