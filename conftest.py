@@ -22,8 +22,8 @@ collect_ignore_glob = [
 
 LOGICAL_CPU_DEVICES = 8
 # What a program computes is under test here, not how fast it runs, and most of the time goes into
-# compiling small programs. Programs in fresh interpreters (the examples, `run_python`) do not
-# inherit this: they are compiled as a user's are.
+# compiling small programs. Programs of `run_python`, of the pages and of the README do not inherit
+# this, nor does the demo: they are compiled as a user's are.
 QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
 ONLY_IN_JAX_0_10 = "--xla_cpu_use_fusion_emitters=false"  # XLA ends on flags that it does not know
 COMPILED = "REPLICAX_TESTS_COMPILED"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import gc
+import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -115,24 +117,77 @@ def in_threads() -> Callable[[Callable[[], Any], int], None]:
     return run
 
 
-# --- programs in a fresh interpreter -----------------------------------------------------------
+# --- programs in an interpreter of their own ---------------------------------------------------
+
+
+class Forks:
+    """Runs programs in interpreters that have imported jax and nothing else; see `forks.py`."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self.env = env
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", SOURCE.parent / "tests" / "forks.py"],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+
+    def run(self, program: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        out, err = program.with_suffix(".out"), program.with_suffix(".err")
+        folder = program.parent
+        request = {"program": program, "env": env, "cwd": folder, "out": out, "err": err}
+        print(json.dumps(request, default=str), file=self._process.stdin, flush=True)
+        pid = self._told()["pid"]
+        killer = threading.Timer(PROGRAM_TIMEOUT_S, os.kill, (pid, signal.SIGKILL))
+        killer.start()
+        try:
+            code = self._told()["code"]
+        finally:
+            killer.cancel()
+            killer.join()
+        said = [file.read_text(encoding="utf-8") for file in (out, err)]
+        return subprocess.CompletedProcess([str(program)], code, *said)
+
+    def _told(self) -> dict[str, int]:
+        line = self._process.stdout.readline()
+        assert line, "the process that forks has ended"
+        return json.loads(line)
+
+    def close(self) -> None:
+        self._process.kill()  # no program runs any more
+        self._process.communicate()
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    ours = ("JAX_", "XLA_", "REPLICAX_", "PYTEST_", "COV_")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    forks = Forks({**clean, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(SOURCE)})
+    yield forks
+    forks.close()
 
 
 @pytest.fixture
-def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`run_python(source, **env)`: run a program in a fresh interpreter, warnings as errors.
+def run_python(forks: Forks, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`run_python(source, **env)`: run a program in an interpreter of its own, warnings as errors.
 
     The program starts with jax untouched: no variable of jax, XLA or Replicax is handed on but
-    `JAX_PLATFORMS=cpu`. A variable given as None is taken away.
+    `JAX_PLATFORMS=cpu`. A variable given as None is taken away. With `is_fresh`, and where Python
+    or jax read a variable when they start, the interpreter is a fresh one; else it is forked from
+    one that has imported jax.
     """
 
-    def run(source: str, **env: str | None) -> subprocess.CompletedProcess[str]:
+    def run(
+        source: str, *, is_fresh: bool = False, **env: str | None
+    ) -> subprocess.CompletedProcess[str]:
         program = tmp_path / "program.py"
         program.write_text(textwrap.dedent(source), encoding="utf-8")
-        ours = ("JAX_", "XLA_", "REPLICAX_", "PYTEST_", "COV_")
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        clean |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(SOURCE)}
-        wanted = {name: value for name, value in {**clean, **env}.items() if value is not None}
+        wanted = {name: value for name, value in {**forks.env, **env}.items() if value is not None}
+        early = {name for name in env if name.startswith(("JAX_", "PYTHON"))}
+        if not is_fresh and all(wanted.get(name) == forks.env.get(name) for name in early):
+            return forks.run(program, wanted)
         return subprocess.run(
             [sys.executable, "-W", "error", program],
             env=wanted,

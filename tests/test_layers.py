@@ -71,22 +71,28 @@ def test_nothing_is_set_on_modules_of_others(module):
 
 def test_an_import_starts_no_device(run_python):
     # The number of CPU devices can only be set before jax has started.
-    done = run_python("""
+    done = run_python(
+        """
         import replicax
         import jax
         jax.config.update("jax_num_cpu_devices", 3)
         print(jax.local_device_count())
-    """)
+    """,
+        is_fresh=True,
+    )
 
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
 
 
 def test_an_import_loads_no_extra(run_python):
-    done = run_python("""
+    done = run_python(
+        """
         import sys
         import replicax
         extras = {"flax", "grain", "keras", "matplotlib", "optax", "ray", "sklearn", "tensorflow"}
         print(sorted(extras & set(sys.modules)))
-    """)
+    """,
+        is_fresh=True,
+    )
 
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

@@ -34,6 +34,7 @@ class Nursery:
         dropped = ("JAX_", "XLA_", "REPLICAX_", "PYTEST_", "COV_")
         env = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         env |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(SOURCE), "JAX_NUM_CPU_DEVICES": "1"}
+        env["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")  # compiled as other tests are
         self._process = subprocess.Popen(
             [sys.executable, "-W", "error", HERE / "nursery.py", program],
             stdin=subprocess.PIPE,

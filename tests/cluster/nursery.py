@@ -8,6 +8,9 @@ Run as a program, with the folder of `program.py`. Each child is a real process 
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import json
 import os
 import select
@@ -20,6 +23,9 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 sys.path.insert(0, sys.argv[1])
 
 import program
+
+with contextlib.suppress(ModuleNotFoundError):  # jax imports it when it compiles the first time
+    importlib.import_module("jaxlib.mlir.dialects.mhlo")
 
 
 def tell(**fields):
@@ -55,6 +61,8 @@ def births():
                 tell(pid=pid, code=os.waitstatus_to_exitcode(status))
 
 
+gc.collect()
+gc.freeze()  # no child copies what it only looks through
 request = births()
 out = os.open(request["out"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 null = os.open(os.devnull, os.O_RDONLY)

@@ -17,7 +17,7 @@ def losses(output: str) -> list[float]:
 
 
 def test_the_functional_program_learns(run_program):
-    done = run_program(EXAMPLES / "pytrees.py")
+    done = run_program(EXAMPLES / "pytrees.py", is_quick=True)
 
     assert done.returncode == 0, done.stderr
     assert len(losses(done.stdout)) == 10
@@ -27,7 +27,7 @@ def test_the_functional_program_learns(run_program):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_mlp_in_bfloat16_learns(run_program):
-    done = run_program(EXAMPLES / "digits_bfloat16.py")
+    done = run_program(EXAMPLES / "digits_bfloat16.py", is_quick=True)
 
     assert done.returncode == 0, done.stderr
     assert len(losses(done.stdout)) == 10
@@ -39,7 +39,7 @@ def test_the_mlp_in_bfloat16_learns(run_program):
 @pytest.mark.timeout(180)
 def test_the_model_of_characters_learns(run_program):
     pytest.importorskip("flax", reason="Flax is not installed: pip install 'replicax[flax]'")
-    done = run_program(EXAMPLES / "text_nnx.py")
+    done = run_program(EXAMPLES / "text_nnx.py", is_quick=True)
 
     assert done.returncode == 0, done.stderr
     assert losses(done.stdout)[-1] < losses(done.stdout)[0] - 1.0
@@ -76,7 +76,7 @@ for epoch in range(10):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_training_from_files_goes_on_after_a_stop_as_if_there_was_none(run_program):
-    done = run_program(EXAMPLES / "files.py")
+    done = run_program(EXAMPLES / "files.py", is_quick=True)
 
     assert done.returncode == 0, done.stderr
     steps = re.findall(r"^steps (\d+) to (\d+):", done.stdout, re.MULTILINE)

@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 @pytest.mark.timeout(115)
 def test_fit_gives_the_numbers_of_one_device(run_program):
-    done = run_program(EXAMPLES / "digits_keras_fit.py", "--epochs", "2")
+    done = run_program(EXAMPLES / "digits_keras_fit.py", "--epochs", "2", is_quick=True)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"epoch 2: accuracy 0\.9", done.stdout)
@@ -29,7 +29,7 @@ def test_fit_gives_the_numbers_of_one_device(run_program):
 
 @pytest.mark.timeout(115)
 def test_a_loop_learns(run_program):
-    done = run_program(EXAMPLES / "digits_keras_loop.py", "--epochs", "3")
+    done = run_program(EXAMPLES / "digits_keras_loop.py", "--epochs", "3", is_quick=True)
 
     assert done.returncode == 0, done.stdout + done.stderr
     accuracies = [float(x) for x in re.findall(r"accuracy (\d\.\d+)", done.stdout)]
@@ -45,7 +45,12 @@ def test_fit_on_two_workers_gives_the_numbers_of_one_device(tmp_path):
     command = [sys.executable, "-m", "replicax", "run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*command, str(EXAMPLES / "digits_two_workers.py"), "1"],
-        env=clean | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
+        env=clean
+        | {
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": path,
+            "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        },
         cwd=tmp_path,
         capture_output=True,
         text=True,

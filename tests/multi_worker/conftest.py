@@ -102,6 +102,7 @@ def variables(devices: int) -> dict[str, str]:
         "PYTHONPATH": str(SOURCE),
         "PYTHONWARNINGS": "error",
         "REPLICAX_CPU_DEVICES": str(devices),
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),  # compiled as other tests are
     }
 
 
