@@ -36,6 +36,7 @@ from measuring import (
 
 import replicax as rx
 from replicax.recording import RECORDER
+from replicax.step._one_at_a_time import ONE_AT_A_TIME
 
 # -- the ways to write a step ---------------------------------------------------------------------
 
@@ -92,13 +93,19 @@ def functional(
 
 def in_place(strategy: rx.MirroredStrategy, step: Callable[..., Any], batch: Any) -> Step:
     """An `rx.function` of `loss = step(batch)`, whose state is in variables."""
+    run = in_place_function(strategy, step)
+    batch = distributed(strategy, batch)
+    return lambda: run(batch)
+
+
+def in_place_function(strategy: rx.MirroredStrategy, step: Callable[..., Any]) -> Any:
+    """The `rx.function` of such a step."""
 
     @rx.function
     def run(batch: Any) -> Any:
         return strategy.run(step, args=(batch,))
 
-    batch = distributed(strategy, batch)
-    return lambda: run(batch)
+    return run
 
 
 def distributed(strategy: rx.MirroredStrategy, batch: Any) -> Any:
@@ -119,33 +126,43 @@ def psum_each(tree: Any) -> Any:
 # -- many leaves, little arithmetic: what Python costs --------------------------------------------
 
 
+BATCH = np.linspace(0, 1, 32, dtype=np.float32).reshape(8, 4)
+
+
 def many_leaves(strategy: rx.MirroredStrategy, count: int) -> dict[str, Step]:
     """Contenders that shift `count` leaves f32[4] by the mean of a batch f32[8, 4]."""
-    batch = np.linspace(0, 1, 32, dtype=np.float32).reshape(8, 4)
     leaves = {f"leaf{i:03d}": np.ones(4, np.float32) for i in range(count)}
+    return {
+        "by hand, list": by_hand(strategy, shifted(psum_each), list(leaves.values()), BATCH),
+        "by hand, dict": by_hand(strategy, shifted(psum_each), leaves, BATCH),
+        "variables": in_place(strategy, shifted_in_place(strategy, count), BATCH),
+        "functional": functional(strategy, shifted(all_reduce_mean), leaves, BATCH),
+    }
+
+
+def shifted(mean: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """`state, loss = step(state, batch)`, which shifts all leaves by the mean of the batch."""
+
+    def step(state: Any, batch: Any) -> Any:
+        shift = 0.01 * mean(batch.mean(0))
+        state = jax.tree.map(lambda leaf: leaf - shift, state)
+        return state, jax.tree.leaves(state)[0].sum()
+
+    return step
+
+
+def shifted_in_place(strategy: rx.MirroredStrategy, count: int) -> Callable[[Any], Any]:
+    """`loss = step(batch)`, which does the same to `count` new variables f32[4]."""
     with strategy.scope():
-        variables = [rx.Variable(leaf, name=name) for name, leaf in leaves.items()]
+        variables = [rx.Variable(np.ones(4, np.float32), name=f"leaf{i:03d}") for i in range(count)]
 
-    def written(mean: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-        def step(state: Any, batch: Any) -> Any:
-            shift = 0.01 * mean(batch.mean(0))
-            state = jax.tree.map(lambda leaf: leaf - shift, state)
-            return state, jax.tree.leaves(state)[0].sum()
-
-        return step
-
-    def in_variables(batch: Any) -> Any:
+    def step(batch: Any) -> Any:
         shift = 0.01 * all_reduce_mean(batch.mean(0))
         for variable in variables:
             variable.assign_sub(shift)
         return variables[0].value.sum()
 
-    return {
-        "by hand, list": by_hand(strategy, written(psum_each), list(leaves.values()), batch),
-        "by hand, dict": by_hand(strategy, written(psum_each), leaves, batch),
-        "variables": in_place(strategy, in_variables, batch),
-        "functional": functional(strategy, written(all_reduce_mean), leaves, batch),
-    }
+    return step
 
 
 def python_cost(strategy: rx.MirroredStrategy, count: int, rounds: int) -> list[Comparison]:
@@ -181,17 +198,62 @@ def recorded(step: Step) -> Step:
     return next_step
 
 
-def recorder_cost(strategy: rx.MirroredStrategy, rounds: int) -> list[Comparison]:
-    """CPU time of the calling thread a step: the same step, bare and recorded."""
-    bare, other = (many_leaves(strategy, 10)["by hand, list"] for _ in range(2))
+def locked(step: Step) -> Step:
+    """A step under the lock of those that start programs."""
 
-    def called() -> jax.Array:  # As many Python calls as the other.
-        return bare()
+    def next_step() -> jax.Array:
+        with ONE_AT_A_TIME:
+            return step()
 
-    steps = {"recorded": recorded(other), "called": called}
-    check_losses(steps)
+    return next_step
+
+
+def called(step: Step) -> Step:
+    """A step with as many Python calls as one of the others."""
+    return lambda: step()  # noqa: PLW0108 - the call is what this is for
+
+
+def step_in_parts(strategy: rx.MirroredStrategy, rounds: int, count: int = 10) -> list[Comparison]:
+    """CPU time of the calling thread a step: each contender has one part more than the last.
+
+    What costs more when it stands between other parts is in the part that follows.
+    """
+    leaves = [np.ones(4, np.float32)] * count
+    hands = [by_hand(strategy, shifted(psum_each), leaves, BATCH) for _ in range(3)]
+    batch = distributed(strategy, BATCH)
+    programs = []
+    for _ in range(3):
+        run = in_place_function(strategy, shifted_in_place(strategy, count))
+        run(batch)
+        programs.append(run._latest)  # What the steps after the first go to.
+    start, cell = programs[0]._call, programs[0]._cell
+    path, whole = programs[1], programs[2].function
+
+    def compiled() -> jax.Array:
+        cell.arrays, loss, _ = start(cell.arrays, batch)
+        return loss
+
+    steps: dict[str, Step] = {
+        "by hand, array": hands[0],
+        "its program": compiled,
+        "its path": lambda: path.step((batch,), {}),
+        "rx.function": lambda: whole(batch),
+        "a call": called(hands[0]),
+        "recorded": recorded(hands[1]),
+        "locked": locked(hands[2]),
+    }
+    check_losses({name: steps[name] for name in ("a call", "recorded", "locked")})
+    for name in ("its program", "its path", "rx.function"):
+        steps[name]().block_until_ready()
     seconds = take_turns(steps, rounds=rounds, bursts=60, clock=time.thread_time, wait=False)
-    return [compare(seconds, "recorded", "called", "us", max_more=2.0)]
+    return [
+        compare(seconds, "rx.function", "by hand, array", "us", max_more=15.0),
+        compare(seconds, "its program", "by hand, array", "us"),
+        compare(seconds, "its path", "its program", "us"),
+        compare(seconds, "rx.function", "its path", "us"),
+        compare(seconds, "recorded", "a call", "us", max_more=2.0),
+        compare(seconds, "locked", "a call", "us"),
+    ]
 
 
 # -- a small network: what a step takes -----------------------------------------------------------
@@ -366,8 +428,8 @@ def main() -> None:
     for count in (10, 100, 400):
         title = f"CPU time of the calling thread a step, {count} leaves"
         report.add(title, python_cost(strategy, count, report.rounds))
-    title = "CPU time of the calling thread a step: the flight recorder"
-    report.add(title, recorder_cost(strategy, report.rounds))
+    title = "CPU time of the calling thread a step, 10 leaves: the parts"
+    report.add(title, step_in_parts(strategy, report.rounds))
     title = "Wall time a step, MLP 784-512-512-10, batch 256"
     report.add(title, step_time(strategy, report.rounds))
     title = "CPU time of a trace, 200 dense layers with gradients (400 leaves)"

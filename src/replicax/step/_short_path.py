@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from replicax.collectives import TURNS
 from replicax.recording import RECORDER
 from replicax.step._access import out_of_reach
+from replicax.step._first_leaves import Way
 from replicax.values._tracing import is_concrete
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _with_variables(program: Program, lock: Any) -> Path:
     """A step that replaces variables, all of them in one cell."""
     general, call, cell = program.run, program._call, program._cell
     takes_turns, most, takes_one = program._takes_turns, program._most, program.num_args == 1
-    turns, take, give = TURNS, lock.acquire, lock.release
+    turns = TURNS
     keep, clock, subject = RECORDER.keep, monotonic_ns, program.subject
     kind: Any = None
     seen = -1
@@ -64,8 +65,7 @@ def _with_variables(program: Program, lock: Any) -> Path:
             return result
         if takes_one:
             (one,) = args
-        take()
-        try:
+        with lock:
             written = cell.arrays
             if written is None:
                 return general(args, kwargs)
@@ -86,8 +86,6 @@ def _with_variables(program: Program, lock: Any) -> Path:
             if takes_turns:
                 turns.output = output
                 turns.in_a_row += 1
-        finally:
-            give()
         return result
 
     return run
@@ -96,20 +94,22 @@ def _with_variables(program: Program, lock: Any) -> Path:
 def _without_variables(program: Program, lock: Any) -> Path:
     """A step whose state is an argument, in the place of the first watched leaf."""
     general, call = program.run, program._call
-    way_to_first = program._watched[0].way
+    watched = program._watched[0]
+    place, way_to_first = watched.path[1].idx, watched.way[1:]
     takes_turns, most = program._takes_turns, program._most
-    turns, take, give = TURNS, lock.acquire, lock.release
+    turns = TURNS
     keep, clock, subject = RECORDER.keep, monotonic_ns, program.subject
+    way_to_output: Way = ()
     kind: Any = None
     seen = -1
 
     def run(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        nonlocal kind, seen
+        nonlocal kind, seen, way_to_output
         if kwargs or turns.changes != seen:
             result = general(args, kwargs)
             seen = program.changes_seen
             return result
-        first: Any = args
+        first: Any = args[place]
         for look_up in way_to_first:
             first = look_up(first)
         if first.__class__ is not kind:
@@ -118,8 +118,7 @@ def _without_variables(program: Program, lock: Any) -> Path:
             kind = type(first)
         if first.is_deleted():
             return general(args, kwargs)
-        take()
-        try:
+        with lock:
             if takes_turns and (first is not turns.output or turns.in_a_row >= most):
                 turns.settle()
             entry = [subject, clock(), 0, None, None]
@@ -129,18 +128,17 @@ def _without_variables(program: Program, lock: Any) -> Path:
             subject.runs = number + 1
             entry[2] = clock()
             if takes_turns:
+                output = result
                 try:
-                    output = result
-                    for look_up in program._way_to_output:
+                    for look_up in way_to_output:
                         output = look_up(output)
                 except NOT_THERE:  # A trace whose result has another structure.
                     output = None
-                if output.__class__ is not kind:
+                if output.__class__ is not kind and not is_concrete(type(output)):
                     output = program._find_output(result)
+                    way_to_output = program._way_to_output
                 turns.output = output
                 turns.in_a_row += 1
-        finally:
-            give()
         return result
 
     return run

@@ -83,7 +83,7 @@ class PerReplica(DistributedValues):
         (1.0, 2.0)
     """
 
-    __slots__ = ("_children", "_form")
+    __slots__ = ("_parts",)
 
     def __init__(self, values: Sequence[Any]) -> None:
         if not isinstance(values, (list, tuple)):
@@ -100,14 +100,21 @@ class PerReplica(DistributedValues):
                     fix="Pass one component a replica: `rx.PerReplica([a, b])`.",
                 )
             )
-        self._form = _COMPONENTS
-        self._children: tuple[Any, ...] = tuple(values)
+        self._parts: tuple[tuple[Any, ...], _Form] = (tuple(values), _COMPONENTS)
 
     @classmethod
     def _of(cls, form: _Form, children: tuple[Any, ...]) -> PerReplica:
         new = cls.__new__(cls)
-        new._form, new._children = form, children
+        new._parts = (children, form)
         return new
+
+    @property
+    def _children(self) -> tuple[Any, ...]:
+        return self._parts[0]
+
+    @property
+    def _form(self) -> _Form:
+        return self._parts[1]
 
     @classmethod
     def from_stacked(
@@ -138,7 +145,7 @@ class PerReplica(DistributedValues):
 
     def came_from(self, provenance: Provenance) -> PerReplica:
         """Note where the value comes from, and return it."""
-        self._form = _Form(self._form, provenance)
+        self._parts = (self._children, _Form(self._form, provenance))
         return self
 
     @property
@@ -383,9 +390,9 @@ def spread(tree: Any, keep: Callable[[Any], bool] | None = None) -> Any:
 # -- pytree registration: leaves are the arrays inside ----------------------
 
 
-# Each step flattens its arguments: `attrgetter` does it without running Python. The form is kept by
-# name, because JAX also makes trees whose leaves are None.
-_flatten_per_replica = operator.attrgetter("_children", "_form")
+# Each step flattens its arguments: `attrgetter` does it without running Python, and what it gives
+# is there already. The form is kept by name, because JAX also makes trees whose leaves are None.
+_flatten_per_replica = operator.attrgetter("_parts")
 
 
 def _flatten_per_replica_with_keys(value: PerReplica) -> tuple[list[tuple[Any, Any]], _Form]:
