@@ -168,6 +168,15 @@ def product(eqn: JaxprEqn, factor: int) -> JaxprEqn:
     return made
 
 
+def forget_calls(jitted: Any) -> None:
+    """Empties what a jitted function remembers of its calls; traces and programs are kept.
+
+    After a call that failed while it was traced, all calls with arguments of those shapes take
+    the slow way through Python, for ever.
+    """
+    jitted._clear_cache()
+
+
 def registered_primitives() -> Iterator[str]:
     """Names of the primitives that the running jax can compile. For tests."""
     from jax._src.interpreters import mlir  # noqa: PLC0415 - tests alone need it.

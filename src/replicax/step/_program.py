@@ -22,6 +22,7 @@ from replicax.recording import RECORDER
 from replicax.step._access import out_of_reach
 from replicax.step._announcement import compiling
 from replicax.step._callbacks import Callbacks, failure_of_any_worker, run_to_the_end
+from replicax.step._compat import forget_calls
 from replicax.step._first_leaves import (
     FirstLeaf,
     Way,
@@ -388,6 +389,7 @@ class Program:
         names = self.function._names(args)
         entry = compare_program(self, self.traces[new.key], args, kwargs, given, names)
         self._compared[new.key] = entry
+        forget_calls(self._jitted)  # `NotCompared` ended one while it was traced.
         name, of_parts = self.function.__name__, self._of_parts
         call = starting(self._jitted, name, self._compared, args, kwargs, names, of_parts)
         self._call = self._with_callbacks(call)

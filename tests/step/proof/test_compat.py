@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
 from replicax.step import _compat
@@ -115,3 +116,33 @@ def test_registered_primitives():
     names = set(_compat.registered_primitives())
 
     assert {"add", "psum", "scan", "while", "cond", "all_gather"} <= names
+
+
+def test_calls_after_one_that_failed_while_traced_are_quick_again():
+    fails = [True]
+
+    def double(x):
+        if fails.pop():
+            raise ValueError("not yet")
+        return 2 * x
+
+    def is_quick():
+        fails.append(False)
+        jitted(X)
+        jax.config.update("jax_no_tracing", True)
+        try:
+            jitted(X)
+        except RuntimeError:  # The call has passed through jax's Python.
+            return False
+        finally:
+            jax.config.update("jax_no_tracing", False)
+        return True
+
+    jitted = jax.jit(double)
+    with pytest.raises(ValueError, match="not yet"):
+        jitted(X)
+    assert not is_quick()  # Else `forget_calls` is needed no more.
+
+    _compat.forget_calls(jitted)
+
+    assert is_quick()
