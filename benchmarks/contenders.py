@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from measuring import Step
@@ -70,7 +71,7 @@ def variables(strategy: rx.Strategy, workload: Workload) -> Step:
 
 def sparse_rows(strategy: rx.Strategy, workload: Workload) -> Step:
     """State in, state out; the gradient of the table is the rows that were looked up."""
-    assert workload.losses_by is not None  # noqa: S101 - `made` asks for it only then
+    assert workload.losses_by is not None  # noqa: S101 - `makers` offers it only then
     row_losses = workload.losses_by(rx.embedding_lookup)
 
     def replica_step(state: Any, batch: Any) -> Any:
@@ -104,6 +105,33 @@ def _gradient_step(workload: Workload, parameters: Any, statistics: Any, batch: 
     (loss, updated), gradients = jax.value_and_grad(loss_of, has_aux=True)(parameters)
     gradients, updated = ctx.all_reduce("mean", (gradients, updated))
     return workload.updated(parameters, gradients), updated, loss
+
+
+def sparse_variables(strategy: rx.Strategy, workload: Workload) -> Step:
+    """The same in variables, with an optimizer, which changes the rows alone."""
+    assert workload.losses_by is not None  # noqa: S101 - `makers` offers it only then
+    row_losses = workload.losses_by(rx.embedding_lookup)
+    with strategy.scope():
+        cells = {name: rx.Variable(leaf, name=name) for name, leaf in workload.parameters().items()}
+        optimizer = rx.Optimizer(optax.sgd(workload.rate), cells)
+
+    def replica_step(batch: Any) -> Any:
+        ctx = rx.get_replica_context()
+
+        def loss_of() -> Any:
+            read = {name: cell.value for name, cell in cells.items() if name != "table"}
+            return ctx.global_mean(row_losses({**read, "table": cells["table"]}, {}, batch)[0])
+
+        loss, gradients = rx.value_and_grad(loss_of, cells)()
+        rx.apply_gradients(optimizer, ctx.all_reduce("mean", gradients))
+        return loss
+
+    @rx.function
+    def run(batch: Any) -> Any:
+        return strategy.run(replica_step, args=(batch,))
+
+    batch = _distributed(strategy, workload)
+    return lambda: run(batch)
 
 
 def _distributed(strategy: rx.Strategy, workload: Workload) -> Any:
@@ -206,7 +234,7 @@ def automatic(strategy: rx.Strategy, workload: Workload) -> Step:
 
 def rows_by_hand(strategy: rx.Strategy, workload: Workload) -> Step:
     """The rows of the table that were looked up are gathered and added to it."""
-    assert workload.losses_by is not None  # noqa: S101 - `made` asks for it only then
+    assert workload.losses_by is not None  # noqa: S101 - `makers` offers it only then
     row_losses = workload.losses_by(lambda rows, _: rows)
     count = strategy.num_replicas_in_sync
 
@@ -265,7 +293,8 @@ Make = Callable[[rx.Strategy, Workload], Step]
 OURS: dict[str, Make] = {
     "functional": functional,
     "variables": variables,
-    "sparse rows": sparse_rows,
+    "functional, sparse rows": sparse_rows,
+    "variables, sparse rows": sparse_variables,
 }
 BY_HAND: dict[str, Make] = {
     "by hand, an all-reduce a leaf": by_hand(each_alone),
@@ -274,7 +303,7 @@ BY_HAND: dict[str, Make] = {
     "by hand, automatic sharding": automatic,
     "by hand, sparse rows": rows_by_hand,
 }
-NEED_A_TABLE = {"sparse rows", "by hand, sparse rows"}
+NEED_A_TABLE = {name for name in (*OURS, *BY_HAND) if name.endswith("sparse rows")}
 
 
 def makers(workload: Workload) -> dict[str, Make]:
