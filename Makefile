@@ -30,7 +30,7 @@ PY := $(VENV)/bin/python
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-all check bench bench-parts soak docs accelerator lock clean
+.PHONY: help demo test test-fast test-all check bench bench-peers bench-parts soak docs accelerator lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,11 @@ bench: $(READY) ## five workloads beside hand-written jax, and docs/performance.
 	$(PY) benchmarks/steps.py --json benchmarks/figures $(ARGS)
 	$(PY) tools/performance.py
 
+bench-peers: $(READY) ## the same beside TensorFlow, PyTorch and Keras
+	tools/peers.sh "$(PYTHON)" .venv-peers
+	$(PY) benchmarks/steps.py --json benchmarks/figures --peers .venv-peers $(ARGS)
+	$(PY) tools/performance.py
+
 bench-parts: $(READY) ## what Python, input and liveness cost a step
 	$(PY) benchmarks/overhead.py $(ARGS)
 	$(PY) benchmarks/models.py $(ARGS)
@@ -81,7 +86,7 @@ lock: ## compile the locked requirements anew (needs uv)
 	tools/lock.sh
 
 clean: ## remove what the targets made
-	rm -rf .venv .venv-[0-9]* site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-[0-9]* .venv-peers site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 ifneq ($(VENV),system)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from measuring import Step
@@ -29,14 +30,7 @@ SPLIT, WHOLE = PartitionSpec(AXIS), PartitionSpec()
 
 def functional(strategy: rx.Strategy, workload: Workload) -> Step:
     """State in, state out."""
-    run, state, batch = functional_step(strategy, workload)
-
-    def next_step() -> jax.Array:
-        nonlocal state
-        state, loss = run(state, batch)
-        return loss
-
-    return next_step
+    return _kept(*functional_step(strategy, workload))
 
 
 def functional_step(strategy: rx.Strategy, workload: Workload) -> tuple[Any, Any, Any]:
@@ -75,6 +69,32 @@ def variables(strategy: rx.Strategy, workload: Workload) -> Step:
     return lambda: run(batch)
 
 
+def sparse_rows(strategy: rx.Strategy, workload: Workload) -> Step:
+    """State in, state out; the gradient of the table is the rows that were looked up."""
+    assert workload.losses_by is not None  # noqa: S101 - `makers` offers it only then
+    row_losses = workload.losses_by(rx.embedding_lookup)
+
+    def replica_step(state: Any, batch: Any) -> Any:
+        ctx = rx.get_replica_context()
+
+        def loss_of(parameters: Any) -> Any:
+            return ctx.global_mean(row_losses(parameters, {}, batch)[0])
+
+        parameters = dict(state)
+        loss, gradients = rx.value_and_grad(loss_of)(parameters)
+        gradients = ctx.all_reduce("mean", gradients)
+        rows, table = gradients.pop("table"), parameters.pop("table")
+        table = table.at[rows.indices].add(-workload.rate * rows.values)
+        return {"table": table, **workload.updated(parameters, gradients)}, loss
+
+    @rx.function(donate="state")
+    def run(state: Any, batch: Any) -> Any:
+        return strategy.run(replica_step, args=(state, batch))
+
+    state = placed(strategy, workload.parameters(), WHOLE)
+    return _kept(run, state, _distributed(strategy, workload))
+
+
 def _gradient_step(workload: Workload, parameters: Any, statistics: Any, batch: Any) -> Any:
     ctx = rx.get_replica_context()
 
@@ -85,6 +105,33 @@ def _gradient_step(workload: Workload, parameters: Any, statistics: Any, batch: 
     (loss, updated), gradients = jax.value_and_grad(loss_of, has_aux=True)(parameters)
     gradients, updated = ctx.all_reduce("mean", (gradients, updated))
     return workload.updated(parameters, gradients), updated, loss
+
+
+def sparse_variables(strategy: rx.Strategy, workload: Workload) -> Step:
+    """The same in variables, with an optimizer, which changes the rows alone."""
+    assert workload.losses_by is not None  # noqa: S101 - `makers` offers it only then
+    row_losses = workload.losses_by(rx.embedding_lookup)
+    with strategy.scope():
+        cells = {name: rx.Variable(leaf, name=name) for name, leaf in workload.parameters().items()}
+        optimizer = rx.Optimizer(optax.sgd(workload.rate), cells)
+
+    def replica_step(batch: Any) -> Any:
+        ctx = rx.get_replica_context()
+
+        def loss_of() -> Any:
+            read = {name: cell.value for name, cell in cells.items() if name != "table"}
+            return ctx.global_mean(row_losses({**read, "table": cells["table"]}, {}, batch)[0])
+
+        loss, gradients = rx.value_and_grad(loss_of, cells)()
+        rx.apply_gradients(optimizer, ctx.all_reduce("mean", gradients))
+        return loss
+
+    @rx.function
+    def run(batch: Any) -> Any:
+        return strategy.run(replica_step, args=(batch,))
+
+    batch = _distributed(strategy, workload)
+    return lambda: run(batch)
 
 
 def _distributed(strategy: rx.Strategy, workload: Workload) -> Any:
@@ -154,8 +201,7 @@ def by_hand(mean: Mean) -> Callable[[rx.Strategy, Workload], Step]:
             out_specs=(WHOLE, WHOLE),
             check_vma=False,
         )
-        run = jax.jit(mapped, donate_argnums=0)
-        return _kept(run, strategy, workload)
+        return _placed_step(jax.jit(mapped, donate_argnums=0), strategy, workload)
 
     return made
 
@@ -183,13 +229,47 @@ def automatic(strategy: rx.Strategy, workload: Workload) -> Step:
 
     whole = NamedSharding(mesh, WHOLE)
     run = jax.jit(step, donate_argnums=0, out_shardings=(whole, whole))
-    return _kept(run, strategy, workload)
+    return _placed_step(run, strategy, workload)
 
 
-def _kept(run: Callable[..., Any], strategy: rx.Strategy, workload: Workload) -> Step:
+def rows_by_hand(strategy: rx.Strategy, workload: Workload) -> Step:
+    """The rows of the table that were looked up are gathered and added to it."""
+    assert workload.losses_by is not None  # noqa: S101 - `makers` offers it only then
+    row_losses = workload.losses_by(lambda rows, _: rows)
+    count = strategy.num_replicas_in_sync
+
+    def replica_step(state: Any, batch: Any) -> Any:
+        parameters, statistics = state
+        table, ids = parameters["table"], batch[0]
+
+        def loss_of(parameters: Any) -> Any:
+            return row_losses(parameters, statistics, batch)[0].mean()
+
+        looked_up = {**parameters, "table": table[ids]}
+        loss, gradients = jax.value_and_grad(loss_of)(looked_up)
+        rows = lax.all_gather((ids, gradients.pop("table")), AXIS, tiled=True)
+        leaves, structure = jax.tree.flatten((loss, gradients))
+        loss, gradients = structure.unflatten(all_joined(leaves, count))
+        table = table.at[rows[0]].add(-workload.rate / count * rows[1])
+        rest = {name: leaf for name, leaf in parameters.items() if name != "table"}
+        return ({"table": table, **workload.updated(rest, gradients)}, statistics), loss
+
+    mapped = jax.shard_map(
+        replica_step,
+        mesh=strategy.replica_mesh.mesh,
+        in_specs=(WHOLE, SPLIT),
+        out_specs=(WHOLE, WHOLE),
+        check_vma=False,
+    )
+    return _placed_step(jax.jit(mapped, donate_argnums=0), strategy, workload)
+
+
+def _placed_step(run: Callable[..., Any], strategy: rx.Strategy, workload: Workload) -> Step:
     state = placed(strategy, workload.state(), WHOLE)
-    batch = placed(strategy, workload.batch(), SPLIT)
+    return _kept(run, state, placed(strategy, workload.batch(), SPLIT))
 
+
+def _kept(run: Callable[..., Any], state: Any, batch: Any) -> Step:
     def next_step() -> jax.Array:
         nonlocal state
         state, loss = run(state, batch)
@@ -208,21 +288,33 @@ def placed(strategy: rx.Strategy, tree: Any, spec: PartitionSpec) -> Any:
     return jax.tree.map(one, tree)
 
 
-OURS: dict[str, Callable[[rx.Strategy, Workload], Step]] = {
+Make = Callable[[rx.Strategy, Workload], Step]
+
+OURS: dict[str, Make] = {
     "functional": functional,
     "variables": variables,
+    "functional, sparse rows": sparse_rows,
+    "variables, sparse rows": sparse_variables,
 }
-BY_HAND: dict[str, Callable[[rx.Strategy, Workload], Step]] = {
+BY_HAND: dict[str, Make] = {
     "by hand, an all-reduce a leaf": by_hand(each_alone),
     "by hand, one buffer": by_hand(all_joined),
     "by hand, buckets of 4 MB": by_hand(in_buckets),
     "by hand, automatic sharding": automatic,
+    "by hand, sparse rows": rows_by_hand,
 }
+NEED_A_TABLE = {name for name in (*OURS, *BY_HAND) if name.endswith("sparse rows")}
+
+
+def makers(workload: Workload) -> dict[str, Make]:
+    """The contenders that a workload is for."""
+    without = NEED_A_TABLE if workload.losses_by is None else set()
+    return {name: make for name, make in {**OURS, **BY_HAND}.items() if name not in without}
 
 
 def made(
     strategy: rx.Strategy, workload: Workload, names: Sequence[str] | None = None
 ) -> dict[str, Step]:
     """All contenders, or those named, with a state and a batch of their own."""
-    all_of_them = {**OURS, **BY_HAND}
-    return {name: all_of_them[name](strategy, workload) for name in names or all_of_them}
+    known = makers(workload)
+    return {name: known[name](strategy, workload) for name in names or known}

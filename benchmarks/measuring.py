@@ -38,7 +38,7 @@ class Comparison:
     Attributes:
         what: The contender.
         beside: What it is compared with.
-        unit: Of `mine`, `theirs` and `more`: `us` or `ms` a step, or `s`.
+        unit: Of `mine`, `theirs` and `more`: `us` or `ms` a step, `s`, or `MiB`.
         mine: Median of the contender.
         theirs: Median of what it is compared with.
         more: Median difference within a round.
@@ -73,8 +73,11 @@ def compare(
     max_ratio: float | None = None,
     max_more: float | None = None,
 ) -> Comparison:
-    """Compare two contenders of one run, and judge if there is a limit (`max_more` in `unit`)."""
-    scale = {"us": 1e6, "ms": 1e3, "s": 1.0}[unit]
+    """Compare two contenders of one run, and judge if there is a limit (`max_more` in `unit`).
+
+    Figures are seconds, or bytes where the unit is `MiB`.
+    """
+    scale = {"us": 1e6, "ms": 1e3, "s": 1.0, "MiB": 2.0**-20}[unit]
     mine, theirs = ([scale * x for x in seconds[name]] for name in (what, beside))
     ratios = [a / b for a, b in zip(mine, theirs, strict=True)]
     ratio = statistics.median(ratios)
@@ -229,14 +232,14 @@ class Report:
         show(self.console, title, comparisons)
 
     def write(self) -> None:
-        """Write the figures where that was asked for."""
+        """Write the figures where that was asked for, beside those of other tables there."""
         if self._folder is None:
             return
-        tables = {
-            title: [dataclasses.asdict(row) for row in rows] for title, rows in self._tables.items()
-        }
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / f"{self._program}.json"
+        tables = json.loads(file.read_text())["tables"] if file.exists() else {}
+        for title, rows in self._tables.items():
+            tables[title] = [dataclasses.asdict(row) for row in rows]
         file.write_text(json.dumps({**self._machine, "tables": tables}, indent=2) + "\n")
         self.console.print(f"Figures are in {file}.")
 

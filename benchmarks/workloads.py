@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +18,12 @@ import numpy as np
 from jax import lax
 
 Tree = Any
+
+RowLosses = Callable[[Tree, Tree, Tree], tuple[jax.Array, Tree]]
+"""From parameters, statistics and a batch to `f32[B]` and new statistics."""
+
+Lookup = Callable[[jax.Array, jax.Array], jax.Array]
+"""From a table `f32[V, D]` and ids `i32[...]` to rows `f32[..., D]`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,17 +34,19 @@ class Workload:
         title: For tables.
         parameters: Makes the initial parameters, of float32.
         statistics: Makes what is averaged over the replicas and not trained; often empty.
-        row_losses: From parameters, statistics and a batch to `f32[B]` and new statistics.
+        row_losses: What is computed.
         batch: Makes one global batch.
         rate: The learning rate.
+        losses_by: Where the parameter `table` is a table of rows: the same with another lookup.
     """
 
     title: str
     parameters: Callable[[], Tree]
-    row_losses: Callable[[Tree, Tree, Tree], tuple[jax.Array, Tree]]
+    row_losses: RowLosses
     batch: Callable[[], Tree]
     rate: float
     statistics: Callable[[], Tree] = dict
+    losses_by: Callable[[Lookup], RowLosses] | None = None
 
     def state(self) -> tuple[Tree, Tree]:
         """Parameters and statistics."""
@@ -233,17 +242,21 @@ def embedding(*, small: bool = False) -> Workload:
             "b": np.zeros(10, np.float32),
         }
 
-    def row_losses(p: Tree, statistics: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
-        ids, labels = batch
-        logits = p["table"][ids].mean(1) @ p["w"] + p["b"]
-        return _cross_entropy(logits, labels), statistics
+    def losses_by(lookup: Lookup) -> RowLosses:
+        def row_losses(p: Tree, statistics: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
+            ids, labels = batch
+            logits = lookup(p["table"], ids).mean(1) @ p["w"] + p["b"]
+            return _cross_entropy(logits, labels), statistics
+
+        return row_losses
 
     def batch() -> Tree:
         rng = np.random.default_rng(1)
         return rng.integers(words, size=(rows, 8)).astype(np.int32), _labels(rng, rows)
 
     title = f"Embedding {words:,} x {width}, batch {rows}"
-    return Workload(title, parameters, row_losses, batch, rate=1.0)
+    dense = losses_by(lambda table, ids: table[ids])
+    return Workload(title, parameters, dense, batch, rate=1.0, losses_by=losses_by)
 
 
 WORKLOADS: dict[str, Callable[..., Workload]] = {
@@ -254,3 +267,13 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
     "embedding": embedding,
 }
 """By the name that the command line uses."""
+
+
+def save(file: Path, workload: Workload) -> None:
+    """Initial weights and the batch for other libraries: `weights/conv0/kernel`, `batch/0`."""
+    kept = {"weights": workload.parameters(), "batch": workload.batch()}
+    arrays = {
+        "/".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(kept)
+    }
+    np.savez(file, rate=np.float32(workload.rate), **arrays)

@@ -5,16 +5,50 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+SPARSE = ["functional, sparse rows", "variables, sparse rows", "by hand, sparse rows"]
 
-@pytest.mark.parametrize("name", ["mlp", pytest.param("convnet", marks=pytest.mark.slow)])
-def test_all_contenders_have_the_same_losses(strategy, name):
-    from contenders import made
+
+@pytest.mark.parametrize(
+    ("name", "only"),
+    [
+        ("mlp", None),
+        ("embedding", ["functional", *SPARSE]),
+        pytest.param("convnet", None, marks=pytest.mark.slow),
+    ],
+    ids=["mlp", "embedding", "convnet"],
+)
+def test_all_contenders_have_the_same_losses(strategy, name, only):
+    from ours import contenders
     from workloads import WORKLOADS
 
-    steps = made(strategy, WORKLOADS[name](small=True))
-    losses = {each: [float(step()) for _ in range(3)] for each, step in steps.items()}
+    makers = contenders(strategy, WORKLOADS[name](small=True), processes=1)
+    trained = {each: makers[each]() for each in only or makers}
+    losses = {each: [advance(1) for _ in range(3)] for each, advance in trained.items()}
 
     first = losses["functional"]
     assert first[0] > first[-1] > 0
     for each in losses.values():
         np.testing.assert_allclose(each, first, rtol=1e-4)
+
+
+def test_a_workload_has_the_contenders_it_is_for(strategy):
+    from ours import contenders
+    from workloads import WORKLOADS
+
+    made = {
+        name: set(contenders(strategy, WORKLOADS[name](small=True), processes=2))
+        for name in ("mlp", "convnet", "embedding")
+    }
+
+    assert made["embedding"] - made["mlp"] == set(SPARSE)
+    assert made["mlp"] - made["convnet"] == {"Keras fit"}  # it normalises over the global batch
+
+
+def test_other_libraries_get_weights_and_rows_by_name(tmp_path):
+    from workloads import WORKLOADS, save
+
+    save(tmp_path / "layers.npz", WORKLOADS["layers"](small=True))
+
+    with np.load(tmp_path / "layers.npz") as file:
+        assert {"rate", "batch/0", "batch/1", "weights/0/w", "weights/11/b"} < set(file)
+        assert file["weights/11/w"].shape == (8, 8)

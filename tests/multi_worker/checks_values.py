@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checks import Job, check, mine, numbers, raised
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import replicax as rx
 from replicax.cluster import gather
 from replicax.cluster._gather import _STORE
+from replicax.values._mesh import copied
 
 # --- the strategy ----------------------------------------------------------------------------
 
@@ -44,6 +46,20 @@ def messages_in_the_store_of_jax(job: Job) -> Any:
 
 
 # --- values between steps --------------------------------------------------------------------
+
+
+@check
+def a_copy_where_each_worker_has_one_device(job: Job) -> Any:
+    """Of an array that `device_put` spread over the workers, as Keras does with first values."""
+    devices = np.array(jax.devices()).reshape(2, -1)[:, 0]
+    assert [device.process_index for device in devices] == [0, 1]
+    sharding = NamedSharding(Mesh(devices, ("replica",)), PartitionSpec())
+    array = jax.device_put(jnp.arange(3.0), sharding)
+    again = copied(array)
+    assert again.sharding == sharding
+    own = again.addressable_data(0)
+    assert own.devices() == {devices[job.rank]}
+    return numbers(own)
 
 
 @check

@@ -230,5 +230,10 @@ def copied(array: jax.Array) -> jax.Array:
     """The same array in memory of its own. Runs in this process alone."""
     if array.is_fully_addressable:
         return jnp.array(array, copy=True)
-    parts = [jnp.array(shard.data, copy=True) for shard in array.addressable_shards]
+    if len(array.sharding.addressable_devices) == 1:
+        # What `jax.device_put` of jax 0.10 spreads over processes has itself as its only shard.
+        own = [array.addressable_data(0)]
+    else:
+        own = [shard.data for shard in array.addressable_shards]
+    parts = [jnp.array(part, copy=True) for part in own]
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
