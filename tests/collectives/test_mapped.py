@@ -473,6 +473,21 @@ def test_the_gradient_of_reduce_scatter_is_gathered(on_replicas, op):
     np.testing.assert_allclose(result, np.stack([expected] * 2), rtol=1e-5)
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_reduce_scatter_over_gloo_exchanges_parts(on_replicas, n):
+    x = values(n, 2, 6)
+
+    def both(transport):
+        def scattered(x):
+            return mapped.reduce_scatter(MEAN, x, 1, transport=transport, **on(n))
+
+        return lambda x: (scattered(x), weighted(scattered)(x))
+
+    expected = on_replicas(both(Transport.MEMORY), x, n=n)
+    for one, other in zip(on_replicas(both(Transport.GLOO), x, n=n), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
 def test_reduce_scatter_refuses_what_it_cannot_cut(on_replicas):
     with pytest.raises(InvalidArgumentError, match="5 is not divisible by 2 replicas"):
         on_replicas(lambda x: mapped.reduce_scatter(SUM, x, 0, **on(2)), jnp.ones((2, 5)))

@@ -3,6 +3,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ OPTIONS = st.builds(
     bytes_per_pack=st.integers(0, 5),
     timeout_seconds=st.sampled_from([None, 1.0, 2]),
     implementation=st.sampled_from(list(CommunicationImplementation)),
+    wire_dtype=st.sampled_from([None, "bfloat16", "float32"]),
 )
 
 
@@ -43,6 +46,8 @@ def test_implementation_is_accepted_by_name(name):
         ("timeout_seconds", "1", ArgumentTypeError),
         ("implementation", "mpi", InvalidArgumentError),
         ("implementation", 1, ArgumentTypeError),
+        ("wire_dtype", "int8", InvalidArgumentError),
+        ("wire_dtype", "half of it", ArgumentTypeError),
     ],
 )
 def test_bad_fields_are_refused_and_echoed(field, value, error):
@@ -50,6 +55,12 @@ def test_bad_fields_are_refused_and_echoed(field, value, error):
         CommunicationOptions(**{field: value})
     assert type(caught.value) is error
     assert repr(value) in str(caught.value)
+
+
+def test_wire_dtype_is_the_name_of_a_dtype():
+    assert CommunicationOptions().wire_dtype is None
+    for dtype in ("float16", np.float16, jnp.float16, np.dtype("float16")):
+        assert CommunicationOptions(wire_dtype=dtype).wire_dtype == "float16"
 
 
 @given(OPTIONS, OPTIONS)

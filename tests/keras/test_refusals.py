@@ -57,6 +57,17 @@ def test_what_keras_would_ignore_beside_a_dataset(strategy, data, make_model, di
         rx.keras.fit(model, distributed, **{name: value})
 
 
+def test_half_precision_on_the_way_where_xla_combines_gradients(data, make_model):
+    options = rx.CommunicationOptions(wire_dtype="bfloat16")
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"], options=options)
+    with strategy.scope():
+        model = make_model()
+    dataset = strategy.distribute_dataset((data.x, data.y), rx.InputOptions(global_batch_size=4))
+    for train in (lambda: rx.keras.fit(model, data.x, data.y), lambda: model.fit(dataset)):
+        with pytest.raises(rx.errors.UnimplementedError, match="wire_dtype='bfloat16'"):
+            train()
+
+
 @pytest.mark.parametrize("form", ["arrays", "dataset"])
 def test_more_steps_than_there_are_global_batches(strategy, data, make_model, distributed, form):
     with strategy.scope():

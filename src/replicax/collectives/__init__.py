@@ -15,6 +15,7 @@ from ._ledger import KINDS as KINDS
 from ._ledger import Entry as Entry
 from ._ledger import Ledger as Ledger
 from ._ledger import differences as differences
+from ._options import EXACT as EXACT
 from ._options import CommunicationImplementation as CommunicationImplementation
 from ._options import CommunicationOptions as CommunicationOptions
 from ._packing import plan_packs as plan_packs
@@ -27,12 +28,17 @@ from ._transport import PackLimits as PackLimits
 from ._transport import Transport as Transport
 from ._turns import IN_FLIGHT as IN_FLIGHT
 from ._turns import TURNS as TURNS
+from ._wire import WIRE_BYTES as WIRE_BYTES
+from ._wire import is_narrow as is_narrow
+from ._wire import rounded as rounded
 
 __all__ = [
+    "EXACT",
     "IN_FLIGHT",
     "KINDS",
     "LIMITS",
     "TURNS",
+    "WIRE_BYTES",
     "CollectiveKeys",
     "CommunicationImplementation",
     "CommunicationOptions",
@@ -46,9 +52,11 @@ __all__ = [
     "Transport",
     "collectives_in",
     "differences",
+    "is_narrow",
     "local",
     "looking_ahead",
     "mapped",
     "plan_packs",
+    "rounded",
     "run_replicas",
 ]

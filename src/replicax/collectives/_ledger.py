@@ -34,6 +34,7 @@ class Entry:
         names: Path of each leaf in the tree that is combined, where that is known.
         packs: How the leaves travel: their numbers, one tuple for each collective of a compiled
             program. Empty where nothing is packed.
+        wire_dtype: In what float32 arrays travel, where it is not float32.
 
     Raises:
         InvalidArgumentError: `kind` is none of `KINDS`.
@@ -48,6 +49,7 @@ class Entry:
     call_site: CallSite | None = None
     names: tuple[str, ...] = ()
     packs: tuple[tuple[int, ...], ...] = ()
+    wire_dtype: str | None = None
 
     def __post_init__(self) -> None:
         """Checks the kind."""
@@ -113,7 +115,7 @@ class Ledger:
         self._count += 1
         # Workers may run the same program from different folders: no call site.
         seen = repr((entry.kind, entry.op, entry.dtypes, entry.shapes, entry.group_key))
-        seen += repr(entry.instance_key)
+        seen += repr(entry.instance_key) + (entry.wire_dtype or "")
         chained = self._fingerprint + seen.encode()
         self._fingerprint = hashlib.blake2b(chained, digest_size=16).digest()
 

@@ -36,10 +36,15 @@ from ._arithmetic import (
     prepare,
 )
 from ._reduce_op import ReduceOp
+from ._wire import is_narrow, narrow_total
 
 Leaves = list[jax.Array]
 CallSites = Sequence[CallSite | None] | None
 Structures = Sequence[object] | None
+Travel = tuple[str | None, bool]
+"""In what dtype float32 arrays travel, and whether all get the whole sum, or each a part."""
+
+_JOINED, _CUT = True, False
 
 
 def all_reduce(
@@ -47,6 +52,7 @@ def all_reduce(
     per_replica: Sequence[Sequence[Any]],
     devices: Sequence[jax.Device],
     *,
+    wire_dtype: str | None = None,
     structures: Structures = None,
     call_sites: CallSites = None,
 ) -> list[Leaves]:
@@ -56,6 +62,7 @@ def all_reduce(
         op: The reduce op.
         per_replica: The leaves of each replica, equal in number, dtypes and shapes.
         devices: The device of each replica.
+        wire_dtype: What float32 arrays are rounded to, as on their way in compiled steps.
         structures: The tree that the leaves come from, a replica, to be compared.
         call_sites: The line of user code of each replica, for messages.
 
@@ -76,7 +83,9 @@ def all_reduce(
     replicas = _checked("all_reduce", per_replica, devices, structures, call_sites)
     for leaf, name in zip(replicas[0], leaf_names(replicas[0]), strict=True):
         check_reducible(op, leaf, name)
-    return _to_all(_combine(op, jax.device_put(replicas, devices[0])), devices)
+    return _to_all(
+        _combine(op, (wire_dtype, _JOINED), jax.device_put(replicas, devices[0])), devices
+    )
 
 
 def all_gather(
@@ -127,6 +136,7 @@ def reduce_scatter(
     axis: int,
     devices: Sequence[jax.Device],
     *,
+    wire_dtype: str | None = None,
     structures: Structures = None,
     call_sites: CallSites = None,
 ) -> list[Leaves]:
@@ -137,6 +147,7 @@ def reduce_scatter(
         per_replica: The leaves of each replica, equal in number, dtypes and shapes.
         axis: The axis to cut, its length divisible by the number of replicas.
         devices: The device of each replica.
+        wire_dtype: What float32 arrays are rounded to, as on their way in compiled steps.
         structures: The tree that the leaves come from, a replica, to be compared.
         call_sites: The line of user code of each replica, for messages.
 
@@ -161,7 +172,7 @@ def reduce_scatter(
         check_reducible(op, leaf, name)
         axes.append(normalised_axis(axis, leaf, name))
         check_divisible(leaf, axes[-1], count, name)
-    totals = _combine(op, jax.device_put(replicas, devices[0]))
+    totals = _combine(op, (wire_dtype, _CUT), jax.device_put(replicas, devices[0]))
     results = []
     for replica, device in enumerate(devices):
         parts = []
@@ -215,12 +226,18 @@ _PAIRWISE: dict[ReduceOp, Callable[[jax.Array, jax.Array], jax.Array]] = {
 }
 
 
-@partial(jax.jit, static_argnums=0)
-def _combine(op: ReduceOp, replicas: list[Leaves]) -> Leaves:
+@partial(jax.jit, static_argnums=(0, 1))
+def _combine(op: ReduceOp, travel: Travel, replicas: list[Leaves]) -> Leaves:
     """Combines the leaves of all replicas in replica order, as one program."""
+    wire_dtype, is_joined = travel
     count = len(replicas)
     results = []
     for parts in zip(*replicas, strict=True):
+        first = parts[0]
+        if wire_dtype is not None and is_narrow(wire_dtype, op, first.dtype, first.shape, count):
+            total = narrow_total(parts, wire_dtype, is_joined=is_joined)
+            results.append(finish(op, total, first.dtype, count))
+            continue
         prepared = [prepare(op, part, count) for part in parts]
         total = functools.reduce(_PAIRWISE[op], prepared)
         results.append(finish(op, total, parts[0].dtype, count))

@@ -34,7 +34,9 @@ from ._extremum import extremum
 from ._options import CommunicationOptions
 from ._packing import plan_packs
 from ._reduce_op import ReduceOp
+from ._scatter import scatter_narrow, scatter_over_gloo
 from ._transport import LIMITS, Transport
+from ._wire import WIRE_BYTES, is_narrow, narrow_sum
 
 _THE_VALUE = "the value"
 
@@ -67,7 +69,7 @@ def all_reduce(
         leaves: Arrays of any shapes and dtypes, `f32[...]`.
         axis_name: Axis of the mapped program.
         num_replicas: Size of this axis.
-        options: `bytes_per_pack` is used.
+        options: `bytes_per_pack` and `wire_dtype` are used.
         transport: What carries the collective; it tells what is worth packing.
 
     Returns:
@@ -109,14 +111,22 @@ def all_reduce_in_packs(
     if len(full) > 1:  # Reading the order takes a look at the whole trace.
         produced = production_order([arrays[number] for number in full])
     prepared = [prepare(op, arrays[number], num_replicas) for number in full]
+    narrow = [
+        is_narrow(options.wire_dtype, op, leaf.dtype, leaf.shape, num_replicas) for leaf in prepared
+    ]
+    wires = [options.wire_dtype if each else None for each in narrow]
     packs = plan_packs(
-        [leaf.size * leaf.dtype.itemsize for leaf in prepared],
-        [leaf.dtype for leaf in prepared],
+        [
+            leaf.size * (leaf.dtype.itemsize if wire is None else WIRE_BYTES)
+            for leaf, wire in zip(prepared, wires, strict=True)
+        ],
+        [(leaf.dtype, wire) for leaf, wire in zip(prepared, wires, strict=True)],
         options.bytes_per_pack,
         limits=LIMITS[transport],
         produced=produced,
     )
-    by_number = dict(zip(full, _reduce_packed(op, prepared, axis_name, packs), strict=True))
+    totals = _reduce_packed(op, prepared, wires, axis_name, num_replicas, packs)
+    by_number = dict(zip(full, totals, strict=True))
     results = [
         finish(op, by_number[number], array.dtype, num_replicas)
         if number in by_number
@@ -159,7 +169,14 @@ def all_gather(x: Any, axis: int, *, axis_name: str, num_replicas: int) -> jax.A
 
 
 def reduce_scatter(
-    op: ReduceOp | str, x: Any, axis: int, *, axis_name: str, num_replicas: int
+    op: ReduceOp | str,
+    x: Any,
+    axis: int,
+    *,
+    axis_name: str,
+    num_replicas: int,
+    options: CommunicationOptions | None = None,
+    transport: Transport = Transport.MEMORY,
 ) -> jax.Array:
     """Combines over all replicas; each keeps its part. Context: replica. Collective: yes.
 
@@ -171,6 +188,8 @@ def reduce_scatter(
         axis: The axis with length `L`, divisible by the number of replicas.
         axis_name: Axis of the mapped program.
         num_replicas: Size of this axis, `R`.
+        options: `wire_dtype` is used.
+        transport: What carries the collective.
 
     Returns:
         `f32[..., L / R, ...]`: on replica `i` the part `i` of the combined value.
@@ -194,7 +213,18 @@ def reduce_scatter(
         total = _reduce(op, array, axis_name)
         start = lax.axis_index(axis_name) * length
         return lax.dynamic_slice_in_dim(total, start, length, axis)
+    wire = options.wire_dtype if options is not None else None
+    if wire is not None and is_narrow(wire, op, array.dtype, array.shape, num_replicas):
+        return finish(
+            op,
+            scatter_narrow(array, axis, wire, axis_name, num_replicas),
+            array.dtype,
+            num_replicas,
+        )
     prepared = prepare(op, array, num_replicas)
+    if transport is Transport.GLOO and prepared.ndim == array.ndim:
+        total = scatter_over_gloo(prepared, axis, axis_name, num_replicas)
+        return finish(op, total, array.dtype, num_replicas)
     cut = axis + prepared.ndim - array.ndim  # `prepare` may put an axis in front.
     total = lax.psum_scatter(prepared, axis_name, scatter_dimension=cut, tiled=True)
     return finish(op, total, array.dtype, num_replicas)
@@ -247,19 +277,30 @@ def _check_axis(axis_name: str, num_replicas: int) -> None:
 
 
 def _reduce_packed(
-    op: ReduceOp, leaves: list[jax.Array], axis_name: str, packs: list[list[int]]
+    op: ReduceOp,
+    leaves: list[jax.Array],
+    wires: Sequence[str | None],
+    axis_name: str,
+    num_replicas: int,
+    packs: list[list[int]],
 ) -> list[jax.Array]:
     """Reduces full leaves, each pack with one collective."""
+
+    def reduced(x: jax.Array, wire: str | None) -> jax.Array:
+        if wire is None:
+            return _reduce(op, x, axis_name)
+        return narrow_sum(x, wire, axis_name, num_replicas)
+
     totals: list[jax.Array] = list(leaves)
     for pack in packs:
         if len(pack) == 1:
-            totals[pack[0]] = _reduce(op, leaves[pack[0]], axis_name)
+            totals[pack[0]] = reduced(leaves[pack[0]], wires[pack[0]])
             continue
         # Without the barrier XLA fuses the producers of the leaves into the concatenation,
         # and computes them slowly or twice.
         members: list[jax.Array] = lax.optimization_barrier([leaves[number] for number in pack])
         joined = jnp.concatenate([member.ravel() for member in members])
-        total = _reduce(op, joined, axis_name)
+        total = reduced(joined, wires[pack[0]])
         ends = np.cumsum([member.size for member in members])[:-1]
         for number, part in zip(pack, jnp.split(total, ends), strict=True):
             totals[number] = part.reshape(leaves[number].shape)

@@ -5,8 +5,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+from typing import Any
+
+import jax.numpy as jnp
 
 from replicax.errors import ArgumentTypeError, InvalidArgumentError, describe
+
+_WIRE_DTYPES = ("bfloat16", "float16", "float32")
 
 
 class CommunicationImplementation(enum.Enum):
@@ -57,6 +62,10 @@ class CommunicationOptions:
         timeout_seconds: Longest wait for one replica to reach a collective of the eager
             runner. None waits for ever.
         implementation: A member of `CommunicationImplementation`, or its name in any case.
+        wire_dtype: `"bfloat16"` or `"float16"`: float32 arrays travel with half the bytes in
+            `all_reduce` and `reduce_scatter` with SUM or MEAN, and are added in float32. Scalars
+            and other dtypes travel as they are, as do all values of other collectives. `"float32"`:
+            all travel as they are, whatever the strategy's options say. None: as these say.
 
     Raises:
         ArgumentTypeError: A field has the wrong type.
@@ -70,6 +79,7 @@ class CommunicationOptions:
     bytes_per_pack: int = 0
     timeout_seconds: float | None = None
     implementation: CommunicationImplementation = CommunicationImplementation.AUTO
+    wire_dtype: str | None = None
 
     def __post_init__(self) -> None:
         """Checks each field, and turns the name of an implementation into a member."""
@@ -77,6 +87,7 @@ class CommunicationOptions:
         _check_timeout_seconds(self.timeout_seconds)
         parsed = CommunicationImplementation.parse(self.implementation)
         object.__setattr__(self, "implementation", parsed)
+        object.__setattr__(self, "wire_dtype", _checked_wire_dtype(self.wire_dtype))
 
     def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
         """Returns these options, changed where `other` is not the default. Context: any.
@@ -127,5 +138,23 @@ def _check_timeout_seconds(value: object) -> None:
         raise InvalidArgumentError(describe(_echo("timeout_seconds", value), fix=fix))
 
 
+def _checked_wire_dtype(value: Any) -> str | None:
+    """The name of a dtype."""
+    if value is None:
+        return None
+    fix = f"pass one of {', '.join(map(repr, _WIRE_DTYPES))}, or None."
+    try:
+        name: str = jnp.dtype(value).name
+    except TypeError as error:
+        raise ArgumentTypeError(describe(_echo("wire_dtype", value), fix=fix)) from error
+    if name not in _WIRE_DTYPES:
+        raise InvalidArgumentError(describe(_echo("wire_dtype", value), fix=fix))
+    return name
+
+
 def _echo(name: str, value: object) -> str:
     return f"`{name}={value!r}` ({type(value).__name__}) is not accepted."
+
+
+EXACT = CommunicationOptions(wire_dtype="float32")
+"""What the library combines for itself (losses, counts, metrics, statistics) is not rounded."""

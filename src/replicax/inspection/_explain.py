@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from replicax import _compilation_cache
-from replicax.collectives import Entry, collectives_in, looking_ahead
+from replicax.collectives import (
+    WIRE_BYTES,
+    Entry,
+    ReduceOp,
+    collectives_in,
+    is_narrow,
+    looking_ahead,
+)
 from replicax.errors import ContextError, InvalidArgumentError, describe
 from replicax.input import DistributedIterator, InputPlan
 from replicax.step import Function, function
@@ -217,15 +224,18 @@ def _request(entry: Entry) -> Request:
         leaves=len(entry.shapes),
         bytes=sum(sizes),
         call_site=_line(entry.call_site),
-        packs=tuple(
-            Pack(
-                arrays=tuple(names[leaf] or "the value" for leaf in pack),
-                dtype=entry.dtypes[pack[0]],
-                bytes=sum(sizes[leaf] for leaf in pack),
-            )
-            for pack in entry.packs
-        ),
+        packs=tuple(_pack(entry, pack, names, sizes) for pack in entry.packs),
     )
+
+
+def _pack(entry: Entry, pack: Sequence[int], names: Sequence[str], sizes: Sequence[int]) -> Pack:
+    dtype, size = entry.dtypes[pack[0]], sum(sizes[leaf] for leaf in pack)
+    wire, shape = entry.wire_dtype, entry.shapes[pack[0]]
+    if wire is not None and entry.op is not None:
+        op, item = ReduceOp[entry.op], np.dtype(dtype).itemsize
+        if is_narrow(wire, op, dtype, shape, num_replicas=2):
+            dtype, size = f"{dtype} as {wire}", size * WIRE_BYTES // item
+    return Pack(arrays=tuple(names[leaf] or "the value" for leaf in pack), dtype=dtype, bytes=size)
 
 
 def _line(call_site: Any) -> str:

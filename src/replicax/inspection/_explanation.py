@@ -39,8 +39,8 @@ class Pack:
     Attributes:
         arrays: Their paths in the tree that is combined, or their numbers, in the order in which
             they are produced.
-        dtype: Of all of them.
-        bytes: Of all of them together.
+        dtype: Of all of them, and as what they travel if it is another one.
+        bytes: Of all of them together, as they travel.
     """
 
     arrays: tuple[str, ...]

@@ -88,7 +88,7 @@ def _packs(program: Program) -> list[tuple[str, ...]]:
         )
         for each in program.requests
         for pack in each.packs
-        if len(pack.arrays) > 1
+        if len(pack.arrays) > 1 or " as " in pack.dtype
     ]
 
 

@@ -11,7 +11,8 @@ from replicax.input import DistributedDataset
 from replicax.input._agreed import AgreedFeed
 from replicax.input._split import HostBatch
 from replicax.keras import _compat
-from replicax.keras._checks import check_call, check_own_method, check_placed
+from replicax.keras._adopt import strategy_for
+from replicax.keras._checks import check_call, check_own_method, check_placed, check_wire_dtype
 from replicax.keras._rows import PaddedRows, for_keras, placed_batch, placed_rows
 from replicax.values import ReplicaMesh
 
@@ -89,6 +90,8 @@ class KerasDataset(DistributedDataset, _compat.DataAdapter):  # type: ignore[mis
             check_placed(call.model, self._mesh)
             if self._mesh.spans_processes:
                 check_own_method(call)
+            if call.method == "fit" and call.model is not None:
+                check_wire_dtype(strategy_for(call.model))
         return super().num_batches
 
     def get_jax_iterator(self) -> Iterator[Any]:

@@ -125,6 +125,25 @@ def check_own_method(call: _compat.Call) -> None:
     )
 
 
+def check_wire_dtype(strategy: Any) -> None:
+    """Refuse to train with gradients in half precision where XLA combines them.
+
+    Raises:
+        UnimplementedError: The options of the strategy ask for it.
+    """
+    wire = strategy.communication_options.wire_dtype
+    if wire in {None, "float32"}:
+        return
+    raise errors.UnimplementedError(
+        errors.describe(
+            f"`fit` was called with a strategy whose options have `wire_dtype={wire!r}`.",
+            why="In Keras' own training XLA combines the gradients, in their own dtype.",
+            fix="Train in a loop with `rx.value_and_grad` and `ctx.all_reduce`; or leave "
+            "`wire_dtype` out of the strategy's options.",
+        )
+    )
+
+
 def check_steps(name: str, steps: int | None, data: Any) -> None:
     """Refuse more steps than the data has global batches.
 

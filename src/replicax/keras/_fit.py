@@ -13,7 +13,7 @@ from replicax.keras import _compat
 from replicax.keras._adapters import KerasDataset, PlacedBatches
 from replicax.keras._adopt import strategy_for
 from replicax.keras._callbacks import for_this_worker
-from replicax.keras._checks import check_call, check_placed, check_steps
+from replicax.keras._checks import check_call, check_placed, check_steps, check_wire_dtype
 from replicax.keras._distribution import without_distribution
 from replicax.keras._shuffle import shuffle_alike
 from replicax.keras._steps import Interruptions, SafeSteps
@@ -83,6 +83,7 @@ def fit(
         1
     """
     strategy = strategy_for(model)
+    check_wire_dtype(strategy)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = _compat.train_validation_split(
             (x, y, sample_weight), validation_split=validation_split

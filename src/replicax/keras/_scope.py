@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import keras
 
 from replicax import errors
+from replicax.collectives import EXACT
 from replicax.keras import _compat
 from replicax.keras._distribution import distribution_of
 from replicax.keras._lifted import LiftedVariable, lift
@@ -154,7 +155,7 @@ def _combine(frame: Frame) -> None:
         if rule is Rule.FIRST:
             values = replica.broadcast(values)
         else:
-            values = replica.all_reduce("sum" if rule is Rule.SHARES else "mean", values)
+            values = replica.all_reduce("sum" if rule is Rule.SHARES else "mean", values, EXACT)
         for variable, value in zip(variables, values, strict=True):
             access.store(variable, value, stored[variable])
 

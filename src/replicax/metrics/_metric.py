@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from replicax import errors
+from replicax.collectives import EXACT
 from replicax.metrics._rows import Rows
 from replicax.metrics._totals import clear, new_total, rounded
 from replicax.step import current_replica_context
@@ -106,5 +107,5 @@ class Metric:
             )
         pairs = [total.value for total in totals]
         if frame is not None and frame.replica is not None:
-            pairs = frame.replica.all_reduce("sum", pairs)
+            pairs = frame.replica.all_reduce("sum", pairs, EXACT)
         return [rounded(pair) for pair in pairs]

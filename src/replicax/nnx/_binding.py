@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import errors
+from replicax.collectives import EXACT
 from replicax.nnx._compat import (
     attributes_of,
     current_level,
@@ -221,10 +222,10 @@ def _combined(
     means = [(v, new) for v, _, new in changes if v.rule is Rule.MEAN]
     sums = [(v, old, new) for v, old, new in changes if v.rule is Rule.SUM_OF_CHANGES]
     if means:
-        combined = replica.all_reduce("mean", [new for _, new in means])
+        combined = replica.all_reduce("mean", [new for _, new in means], EXACT)
         yield from zip([v for v, _ in means], combined, strict=True)
     if sums:
-        total = replica.all_reduce("sum", [new - old for _, old, new in sums])
+        total = replica.all_reduce("sum", [new - old for _, old, new in sums], EXACT)
         yield from ((v, old + x) for (v, old, _), x in zip(sums, total, strict=True))
     for variable, _, new in changes:
         if variable.rule in (Rule.MIRRORED, Rule.KEY):

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from replicax.collectives import CommunicationOptions, ReduceOp
+from replicax.collectives import CommunicationOptions, ReduceOp, is_narrow
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,14 @@ class Collective:
         if self.joined_for is not None:
             return self.joined_for.name
         return self.op.name if self.kind in {"all_reduce", "reduce_scatter"} else None
+
+    def wire_dtype(self, arrays: Sequence[Any], num_replicas: int) -> str | None:
+        """In what some of the arrays travel, where that is not their own dtype."""
+        wire = self.options.wire_dtype
+        if self.kind not in {"all_reduce", "reduce_scatter"}:
+            return None
+        narrow = (is_narrow(wire, self.op, x.dtype, x.shape, num_replicas) for x in arrays)
+        return wire if any(narrow) else None
 
     def leaf_names(self, values: Sequence[Any]) -> tuple[str, ...]:
         """The paths of the leaves in their tree; none where the tree has other leaves.

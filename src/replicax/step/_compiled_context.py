@@ -118,7 +118,14 @@ class CompiledReplicaContext(ReplicaContext):
                 results = [mapped.all_gather(x, collective.axis, **where) for x in leaves]
             case "reduce_scatter":
                 results = [
-                    mapped.reduce_scatter(collective.op, x, collective.axis, **where)
+                    mapped.reduce_scatter(
+                        collective.op,
+                        x,
+                        collective.axis,
+                        options=collective.options,
+                        transport=self.strategy.replica_mesh.transport,
+                        **where,
+                    )
                     for x in leaves
                 ]
             case _:
@@ -147,6 +154,7 @@ class CompiledReplicaContext(ReplicaContext):
                 call_site=errors.call_site(),
                 names=names,
                 packs=packs,
+                wire_dtype=collective.wire_dtype(arrays, self.num_replicas_in_sync),
             )
         )
 

@@ -252,14 +252,15 @@ class _Run:
         sites = [request.entry.call_site for request in requests]
         trees = [request.payload[0].structure for request in requests]
         common: dict[str, Any] = {"call_sites": sites, "structures": trees}
+        wire: dict[str, Any] = {"wire_dtype": requests[0].entry.wire_dtype}
         match collective.kind:
             case "all_reduce":
-                answers = local.all_reduce(collective.op, per_replica, devices, **common)
+                answers = local.all_reduce(collective.op, per_replica, devices, **wire, **common)
             case "all_gather":
                 answers = local.all_gather(per_replica, collective.axis, devices, **common)
             case "reduce_scatter":
                 answers = local.reduce_scatter(
-                    collective.op, per_replica, collective.axis, devices, **common
+                    collective.op, per_replica, collective.axis, devices, **wire, **common
                 )
             case _:
                 answers = local.broadcast(per_replica, collective.source, devices, **common)

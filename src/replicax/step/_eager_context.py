@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import weakref
@@ -47,7 +48,8 @@ class EagerReplicaContext(ReplicaContext):
         self, collective: Collective, site: errors.CallSite | None, arrays: Sequence[jax.Array]
     ) -> list[jax.Array]:
         """Meet the other replicas with concrete arrays."""
-        entry = self._entry(collective.kind, collective.op_name, arrays, site)
+        wire = collective.wire_dtype(arrays, self.num_replicas_in_sync)
+        entry = self._entry(collective.kind, collective.op_name, arrays, site, wire)
         here = [jax.device_put(array, self._device) for array in arrays]
         jax.block_until_ready(here)  # An error in it is this replica's, and is raised here.
         answer: list[jax.Array] = self._meet(Request(entry, (collective, here)))
@@ -64,6 +66,7 @@ class EagerReplicaContext(ReplicaContext):
         op: str | None,
         arrays: Sequence[jax.Array],
         site: errors.CallSite | None,
+        wire_dtype: str | None = None,
     ) -> Entry:
         strategy: Any = self.strategy
         group = strategy.group_key
@@ -76,6 +79,7 @@ class EagerReplicaContext(ReplicaContext):
             dtypes=tuple(str(array.dtype) for array in arrays),
             shapes=tuple(array.shape for array in arrays),
             call_site=site,
+            wire_dtype=wire_dtype,
         )
 
     def create_variable(self, make: Callable[[], Variable], facts: dict[str, Any]) -> Variable:
@@ -169,7 +173,8 @@ def _transposed(
     if not inputs:
         return []
     total = functools.partial(_differentiable, context)
-    summed = Collective("all_reduce", op=ReduceOp.SUM, options=collective.options)
+    exact = dataclasses.replace(collective.options, wire_dtype=None)
+    summed = Collective("all_reduce", op=ReduceOp.SUM, options=exact)
     if collective.kind == "all_reduce":
         if collective.op in {ReduceOp.SUM, ReduceOp.MEAN}:
             return list(total(collective, site, tuple(cotangents)))
@@ -215,7 +220,8 @@ def _extremum_gradients(
     cotangents: Sequence[jax.Array],
 ) -> list[jax.Array]:
     """As in `jnp.max`: the gradient goes to the replicas whose element won, in equal parts."""
-    summed = Collective("all_reduce", op=ReduceOp.SUM, options=collective.options)
+    exact = dataclasses.replace(collective.options, wire_dtype=None)
+    summed = Collective("all_reduce", op=ReduceOp.SUM, options=exact)
     best = context._exchange(collective, site, inputs)
     won = [(x == b).astype(x.dtype) for x, b in zip(inputs, best, strict=True)]
     winners = context._exchange(summed, site, won)
@@ -229,19 +235,21 @@ def check_same_parameters(requests: Sequence[Request]) -> None:
     Raises:
         CollectiveMismatchError: With a row a replica.
     """
-    asked = [(r.payload[0].axis, r.payload[0].source) for r in requests]
+    asked = [
+        (r.payload[0].axis, r.payload[0].source, r.entry.wire_dtype or "as it is") for r in requests
+    ]
     if len(set(asked)) == 1:
         return
     rows = [
-        (i, axis, source, r.entry.call_site or "?")
-        for i, ((axis, source), r) in enumerate(zip(asked, requests, strict=True))
+        (i, axis, source, wire, r.entry.call_site or "?")
+        for i, ((axis, source, wire), r) in enumerate(zip(asked, requests, strict=True))
     ]
     raise errors.CollectiveMismatchError(
         errors.describe(
             f"The replicas disagree on the parameters of one {requests[0].entry.kind}.",
-            table=errors.Table(("replica", "axis", "source", "at"), rows),
+            table=errors.Table(("replica", "axis", "source", "travels as", "at"), rows),
             why="They act together, so they must ask for the same.",
-            fix="Use one axis and one source on all replicas.",
+            fix="Use one axis, one source and one `wire_dtype` on all replicas.",
         )
     )
 

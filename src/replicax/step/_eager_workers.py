@@ -244,6 +244,7 @@ def _entry(told: dict[str, Any]) -> Entry:
         dtypes=tuple(told["dtypes"]),
         shapes=tuple(map(tuple, told["shapes"])),
         call_site=None if site is None else errors.CallSite(*site),
+        wire_dtype=told["wire_dtype"],
     )
 
 

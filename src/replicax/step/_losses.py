@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import errors
-from replicax.collectives import ReduceOp
+from replicax.collectives import EXACT, ReduceOp
 from replicax.step._context import ReplicaContext
 from replicax.step._rows import mean_dtype, wide_enough
 from replicax.step._single_context import current_replica_context
@@ -59,7 +59,7 @@ def compute_average_loss(per_example: Any, global_batch_size: Any = None) -> jax
     else:
         count = rows.static_total(wide.shape[0], context.num_replicas_in_sync)
         if count is None:
-            count = context.all_reduce(ReduceOp.SUM, rows.count(wide.shape[0]))
+            count = context.all_reduce(ReduceOp.SUM, rows.count(wide.shape[0]), EXACT)
     average: jax.Array = total / count
     return average.astype(mean_dtype(array.dtype))
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax.collectives import CommunicationOptions, ReduceOp
+from replicax.collectives import EXACT, CommunicationOptions, ReduceOp
 from replicax.step._rows import LocalRows, mean_dtype, wide_enough
 
 
@@ -51,11 +51,11 @@ class RowSums:
         count = self._rows.static_total(wide.shape[0], self.num_replicas_in_sync)
         if count is None:
             total, rows = self.all_reduce(
-                ReduceOp.SUM, (total, self._rows.count(wide.shape[0]).astype(wide.dtype))
+                ReduceOp.SUM, (total, self._rows.count(wide.shape[0]).astype(wide.dtype)), EXACT
             )
             mean = total / jax.lax.stop_gradient(rows)
         else:
-            mean = self.all_reduce(ReduceOp.SUM, total) / count
+            mean = self.all_reduce(ReduceOp.SUM, total, EXACT) / count
         return mean.astype(mean_dtype(array.dtype))
 
     def global_sum(self, per_row: Any) -> Any:
@@ -70,7 +70,7 @@ class RowSums:
             [...], mirrored, of the dtype of `jnp.sum`.
         """
         array = self._rows.checked(per_row, "global_sum")
-        total = self.all_reduce(ReduceOp.SUM, self._rows.sum_of(wide_enough(array)))
+        total = self.all_reduce(ReduceOp.SUM, self._rows.sum_of(wide_enough(array)), EXACT)
         return _narrowed(total, array)
 
     def local_sum(self, per_row: Any) -> Any:

@@ -95,7 +95,7 @@ def updated(
             )
         )
     count = context.num_replicas_in_sync
-    sharing = Sharing.of(params, count, _bytes_per_pack(context))
+    sharing = Sharing.of(params, gradients, count, **_packing(context.strategy))
     _check_shares(rule, states, params, count)
     shares = sharing.scattered(context, gradients)
     own = sharing.own(params, context.replica_id_in_sync_group)
@@ -201,9 +201,13 @@ def _check_shares(
             )
 
 
-def _bytes_per_pack(context: Any) -> int:
-    options = getattr(context.strategy, "communication_options", None)
-    return options.bytes_per_pack if options is not None else 0
+def _packing(strategy: Any) -> dict[str, Any]:
+    if strategy is None:
+        return {}
+    return {
+        "bytes_per_pack": strategy.communication_options.bytes_per_pack,
+        "transport": strategy.replica_mesh.transport,
+    }
 
 
 def check_outermost(state: Any) -> None:

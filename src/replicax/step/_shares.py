@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax.collectives import plan_packs
+from replicax.collectives import LIMITS, Transport, plan_packs
+from replicax.collectives._compat import production_order
 from replicax.step._context import ReplicaContext
 from replicax.values._sharded import from_shares, in_shares, share_length
 
@@ -36,13 +37,27 @@ class Sharing:
     packs: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, leaves: Sequence[Any], count: int, bytes_per_pack: int = 0) -> Sharing:
-        """The sharing of arrays, or of whatever has their shapes and dtypes."""
+    def of(
+        cls,
+        leaves: Sequence[Any],
+        gradients: Sequence[Any],
+        count: int,
+        *,
+        bytes_per_pack: int = 0,
+        transport: Transport = Transport.MEMORY,
+    ) -> Sharing:
+        """The sharing of arrays, in packs that follow the order of their gradients."""
         shapes = tuple(tuple(leaf.shape) for leaf in leaves)
         dtypes = tuple(leaf.dtype for leaf in leaves)
         cut = [k for k, shape in enumerate(shapes) if is_cut(shape)]
         sizes = [math.prod(shapes[k]) * dtypes[k].itemsize for k in cut]
-        packs = plan_packs(sizes, [dtypes[k] for k in cut], bytes_per_pack)
+        packs = plan_packs(
+            sizes,
+            [dtypes[k] for k in cut],
+            bytes_per_pack,
+            limits=LIMITS[transport],
+            produced=production_order([gradients[k] for k in cut]),
+        )
         return cls(shapes, dtypes, count, tuple(tuple(cut[i] for i in pack) for pack in packs))
 
     @functools.cached_property

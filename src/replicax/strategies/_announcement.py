@@ -62,6 +62,8 @@ def _collectives(strategy: Strategy) -> str:
     packed = strategy.communication_options.bytes_per_pack
     if asked != "AUTO":
         found += f" (XLA's choice; {asked} was asked for)"
+    wire = strategy.communication_options.wire_dtype
+    found += f"; float32 arrays travel as {wire}" if wire not in {None, "float32"} else ""
     return found + (f"; packs of {packed:,} bytes" if packed else "")
 
 

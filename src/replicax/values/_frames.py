@@ -44,7 +44,7 @@ class StrategyLike(Protocol):
 class ReplicaContextLike(Protocol):
     """What a variable needs to know of a replica context: how to combine replicas' values."""
 
-    def all_reduce(self, op: Any, value: Any) -> Any:
+    def all_reduce(self, op: Any, value: Any, options: Any = None) -> Any:
         """Combine the replicas' values."""
 
     def broadcast(self, value: Any, source: int = 0) -> Any:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import errors
+from replicax.collectives import EXACT
 from replicax.values._frames import Frame, current_frame
 from replicax.values._indexed_slices import IndexedSlices
 from replicax.values._kinds import VariableAggregation
@@ -207,7 +208,7 @@ def _scatter(variable: Any, call: str, op: str, slices: Any) -> None:
         if variable.aggregation in _COMBINING:
             if op not in _ADDING | _SCALING:
                 raise _no_meaning(variable, call)
-            slices = replica.all_reduce(variable.aggregation.value, slices)
+            slices = replica.all_reduce(variable.aggregation.value, slices, EXACT)
         elif variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             slices = replica.broadcast(slices)
         frame.access.store(variable, _changed(variable.value, op, slices), site)  # type: ignore[union-attr]

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import errors
+from replicax.collectives import EXACT
 from replicax.values import _deferred, _lending
 from replicax.values._cells import Cell
 from replicax.values._distributed import Mirrored
@@ -185,7 +186,7 @@ class Variable(IndexedUpdates, ArrayLike, metaclass=_VariableType):
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             combined = replica.broadcast(value)
         else:
-            combined = replica.all_reduce(self.aggregation.value, value)
+            combined = replica.all_reduce(self.aggregation.value, value, EXACT)
         return combined
 
     def _across(self, update: Update, operand: Any, state: Any, frame: Frame | None) -> Any:

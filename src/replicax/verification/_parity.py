@@ -108,6 +108,15 @@ def _computed_in(jaxpr: Any) -> Iterator[Any]:
             yield from _computed_in(nested)
 
 
+def _rounded_on_the_way(program: Program) -> str:
+    """Why the tolerance is that of half precision, where arrays travel in it."""
+    runs = program.look.traced.runs if program.look is not None else ()
+    wires = {entry.wire_dtype for run in runs for entry in run.requested} - {None}
+    if not wires:
+        return ""
+    return f" (arrays travel as {', '.join(sorted(map(str, wires)))} between the replicas)"
+
+
 def _is_used(variable: Variable, program: Program) -> bool:
     """Whether the step uses a variable: others that live may be of any type."""
     if program.look is None:
@@ -120,7 +129,7 @@ def _judged(one: OneDevice, comparison: Comparison, program: Program, coarsest: 
     tolerance = (
         f"{relative_tolerance(coarsest):g} of the largest change of each array, or ten times what "
         "one device differs from itself with the rows in reverse order"
-    )
+    ) + _rounded_on_the_way(program)
     differing = comparison.differing
     is_random = draws_its_own(program) or comparison.depends_on_order
     if not differing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -112,10 +113,22 @@ def high_primitive(scope: Scope, eqn: JaxprEqn, kinds: list[Kind]) -> Sequence[K
 def _enter(scope: Scope, eqn: JaxprEqn, jaxpr: Any, kinds: Sequence[Kind]) -> Reading:
     """Reads a jaxpr that runs once, and takes over its collectives and its writes."""
     reading = scope.enter(jaxpr, kinds)
-    scope.emit(reading)
+    scope.emit(_placed(reading, eqn))
     for i in references(eqn):
         scope.settle(eqn.invars[i], reading.inputs[i])
     return reading
+
+
+def _placed(reading: Reading, eqn: JaxprEqn) -> Reading:
+    """Collectives without a line get that of the call: jax traces some functions apart."""
+    if all(each.call_site is not None for each in reading.collectives):
+        return reading
+    site = _compat.equation_site(eqn)
+    collectives = (
+        each if each.call_site is not None else dataclasses.replace(each, call_site=site)
+        for each in reading.collectives
+    )
+    return dataclasses.replace(reading, collectives=tuple(collectives))
 
 
 def _mentions(params: Any, side: str, axis: str) -> list[bool]:
