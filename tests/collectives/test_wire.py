@@ -38,8 +38,9 @@ def nearest(x, wire):
 # --- numbers -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(
-    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=2).map(tuple), max_size=4),

@@ -13,6 +13,11 @@ from parity_one_device import models
 
 import replicax as rx
 
+BFLOAT16 = rx.CommunicationOptions(wire_dtype="bfloat16")
+ROUNDED = [1032.0, 1032.0]
+"""257, 258, 259 and 260 as bfloat16, whose last digit there is a 2: 256 + 258 + 260 + 260; and 1034
+as bfloat16, whose last digit there is an 8."""
+
 # --- compiled steps --------------------------------------------------------------------------
 
 
@@ -27,6 +32,7 @@ def collectives_of_a_compiled_step(job: Job) -> Any:
             "max": ctx.all_reduce(rx.ReduceOp.MAX, x),
             "joined": ctx.all_gather(x[:1], axis=0),
             "part": ctx.reduce_scatter("sum", jnp.arange(4.0) + me),
+            "half": ctx.all_reduce("sum", 257.0 + x, BFLOAT16),
             "second": ctx.broadcast(x, source=2),
             "merged": merged,
             "key": jax.random.key_data(ctx.rng(jax.random.key(3))),
@@ -35,6 +41,7 @@ def collectives_of_a_compiled_step(job: Job) -> Any:
     result = job.step(replica_fn)(job.ids)
     assert numbers(result["sum"]) == [6, 6]
     assert numbers(result["max"]) == [3, 3]
+    assert numbers(result["half"]) == ROUNDED
     assert numbers(result["joined"]) == [0, 1, 2, 3]
     assert numbers(result["second"]) == [2, 2]
     assert float(result["merged"]) == 1.5
@@ -198,6 +205,7 @@ def an_eager_run(job: Job) -> Any:
         own.assign(x[0])
         merged = ctx.merge_call(lambda s, v: s.reduce("sum", v, axis=None), args=(x,))
         part = ctx.reduce_scatter("sum", jnp.arange(4.0) + x[0])
+        assert numbers(ctx.all_reduce("sum", 257.0 + x, BFLOAT16)) == ROUNDED
         inner = rx.Variable(2.0, name="inner")
         return merged, x, part, ctx.replica_id_in_sync_group, inner, "word"
 

@@ -55,6 +55,7 @@ def test_replicas_that_disagree_on_the_way_are_named(strategy):
         strategy.run(replica_fn, args=(jnp.ones(3),))
 
 
+@pytest.mark.slow
 def test_explain_and_verify_know_of_it(rounding):
     with rounding.scope():
         w = rx.Variable(np.ones(16, np.float32), name="w")
@@ -104,6 +105,7 @@ def test_nothing_is_lost_in_the_long_run(strategy, runner):
     assert np.isfinite(left.value).all()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_keeps_what_is_still_to_be_added_on_any_number_of_replicas(tmp_path):
     def made(count):
         strategy = rx.MirroredStrategy([f"cpu:{i}" for i in range(count)])
