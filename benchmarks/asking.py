@@ -69,8 +69,9 @@ class Program:
         line = json.dumps({"contender": contender, "steps": steps, "warm": warm}) + "\n"
         for process in self._processes:
             assert process.stdin is not None  # noqa: S101 - it was asked for
-            process.stdin.write(line.encode())
-            process.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):  # The answer says what has happened.
+                process.stdin.write(line.encode())
+                process.stdin.flush()
         answers = self._answers()
         return max(answer["seconds"] for answer in answers), answers[0]["loss"]
 

@@ -30,7 +30,8 @@ def draw(file: Path, facts: dict[str, Any], beside: str) -> None:
         for number, contender in enumerate(contenders):
             heights = [_ratio(each["seconds"], contender, beside) for each in workloads.values()]
             places = [place + number * width for place in range(len(workloads))]
-            axis.bar(places, heights, width, label=contender)
+            color = mpl.colormaps["tab20"](number % 20)
+            axis.bar(places, heights, width, label=contender, color=color)
         axis.set_xticks([place + 0.4 for place in range(len(workloads))], list(workloads))
         axis.axhline(1.0, color="black", linewidth=0.8)
         axis.set_yscale("log")

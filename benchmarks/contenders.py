@@ -6,7 +6,7 @@ the same devices, with the batch placed once. What differs is how gradients are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -296,10 +296,11 @@ OURS: dict[str, Make] = {
     "functional, sparse rows": sparse_rows,
     "variables, sparse rows": sparse_variables,
 }
+IN_BUCKETS = "by hand, buckets of 4 MB"
 BY_HAND: dict[str, Make] = {
     "by hand, an all-reduce a leaf": by_hand(each_alone),
     "by hand, one buffer": by_hand(all_joined),
-    "by hand, buckets of 4 MB": by_hand(in_buckets),
+    IN_BUCKETS: by_hand(in_buckets),
     "by hand, automatic sharding": automatic,
     "by hand, sparse rows": rows_by_hand,
 }
@@ -308,13 +309,7 @@ NEED_A_TABLE = {name for name in (*OURS, *BY_HAND) if name.endswith("sparse rows
 
 def makers(workload: Workload) -> dict[str, Make]:
     """The contenders that a workload is for."""
-    without = NEED_A_TABLE if workload.losses_by is None else set()
+    without = set() if workload.losses_by is not None else set(NEED_A_TABLE)
+    if sum(leaf.nbytes for leaf in jax.tree.leaves(workload.state())) < BUCKET_BYTES:
+        without.add(IN_BUCKETS)  # It is one buffer.
     return {name: make for name, make in {**OURS, **BY_HAND}.items() if name not in without}
-
-
-def made(
-    strategy: rx.Strategy, workload: Workload, names: Sequence[str] | None = None
-) -> dict[str, Step]:
-    """All contenders, or those named, with a state and a batch of their own."""
-    known = makers(workload)
-    return {name: known[name](strategy, workload) for name in names or known}

@@ -56,12 +56,17 @@ TARGETS = {"mlp": 1.03, "convnet": 1.03, "transformer": 1.03}
 """At most this many times the best by hand."""
 
 
-def names(*, peers: bool) -> list[str]:
-    """Who takes part; beside other libraries one way by hand is enough, as a common reference."""
+def names(processes: int, *, peers: bool) -> list[str]:
+    """Who takes part, unless it is said.
+
+    Each program is compiled for minutes in all, so loops on models are measured in one process, and
+    beside other libraries one way by hand is enough, as a common reference.
+    """
     if not peers:
-        return [*EVERY_OURS, *BY_HAND]
+        return [*OURS, *BY_HAND, *(LOOPS if processes == 1 else ())]
     theirs = [name for each in PEERS.values() for name in each]
-    return [*OURS, "Keras fit", PER_LEAF, KERAS_PEER, *theirs]
+    ours = [name for name in OURS if name != "variables"]
+    return [*ours, "Keras fit", PER_LEAF, KERAS_PEER, *theirs]
 
 
 def commands(data: Path, name: str, processes: int, chosen: argparse.Namespace) -> list[list[str]]:
@@ -85,7 +90,8 @@ def measure(name: str, processes: int, chosen: argparse.Namespace) -> Figures:
         data = Path(folder, f"{name}.npz")
         save(data, workload)
         with running(commands(data, name, processes, chosen), processes) as programs:
-            figures = alternate(programs, chosen.contenders, chosen.rounds)
+            known = chosen.contenders or names(processes, peers=chosen.peers is not None)
+            figures = alternate(programs, known, chosen.rounds)
     return figures
 
 
@@ -155,7 +161,6 @@ def main() -> None:
     report = Report("steps", (__doc__ or "").splitlines()[0], options(), rounds=8)
     chosen = report.options
     peers = chosen.peers is not None
-    chosen.contenders = chosen.contenders or names(peers=peers)
     file: Path | None = chosen.json and chosen.json / ("peers.json" if peers else "steps.json")
     found: dict[str, dict[str, Figures]] = {}
     wrong: dict[str, dict[str, float]] = {}
