@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,12 +198,12 @@ def serve(name: str, rows: int) -> None:
 class Child:
     """A contender in a process of its own."""
 
-    def __init__(self, name: str, python: Sequence[str], flags: str = "") -> None:
+    def __init__(self, name: str, python: Sequence[str], rows: int, flags: str = "") -> None:
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
         environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {flags}".strip()
         self.name = name
-        self._process = subprocess.Popen(  # noqa: S603 - ourselves
-            [*python, __file__, "--child", name],
+        self._process: Any = subprocess.Popen(  # noqa: S603 - ourselves
+            [*python, __file__, "--child", name, "--batch", str(rows)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -213,8 +213,6 @@ class Child:
 
     def steps(self, count: int) -> dict[str, float] | None:
         """Take steps; None if the process has ended, as XLA does on flags that it does not know."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
             print(count, file=self._process.stdin, flush=True)
             found: dict[str, float] = json.loads(self._process.stdout.readline())
@@ -228,15 +226,17 @@ class Child:
         self._process.communicate()
 
 
-def compared(children: list[Child], rounds: int, steps: int) -> Iterator[tuple[str, list[float]]]:
-    """Seconds of a step, by round, of each contender that runs; the losses must agree."""
-    known: dict[str, list[float]] = {}
+Told = list[dict[str, float]]
+
+
+def compared(children: list[Child], rounds: int, steps: int) -> dict[str, Told]:
+    """What each contender that runs tells, by round; the losses must agree."""
+    known: dict[str, Told] = {}
     first: float | None = None
-    for child in list(children):
+    for child in children:
         warm = child.steps(3)
         if warm is None:
-            print(f"{child.name}: does not run here")
-            children.remove(child)
+            print(f"{child.name}: does not run here", flush=True)
             continue
         first = warm["loss"] if first is None else first
         if abs(warm["loss"] - first) > TOLERANCE:
@@ -244,10 +244,16 @@ def compared(children: list[Child], rounds: int, steps: int) -> Iterator[tuple[s
         known[child.name] = []
     for _ in range(rounds):
         for child in children:
-            told = child.steps(steps)
+            told = child.steps(steps) if child.name in known else None
             if told is not None:
-                known[child.name].append(told["seconds"])
-    yield from known.items()
+                known[child.name].append(told)
+    return known
+
+
+def ratio(mine: Told, base: Told, what: str) -> str:
+    """The median of the ratios within a round, and their range."""
+    found = [a[what] / b[what] for a, b in zip(mine, base, strict=True)]
+    return f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -256,29 +262,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=list(CONTENDERS), help="these alone")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=5, help="of a round")
+    parser.add_argument("--batch", type=int, default=128, help="rows, up to 128")
     parser.add_argument("--tensorflow", metavar="COMMAND", help="a Python that has TensorFlow")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child:
-        serve(options.child)
+        serve(options.child, options.batch)
         return
     names = options.only or list(CONTENDERS)
     names = ["written", *(name for name in names if name != "written")]
-    children = [Child(name, [sys.executable], CONTENDERS[name][2]) for name in names]
+    rows = options.batch
+    children = [Child(name, [sys.executable], rows, CONTENDERS[name][2]) for name in names]
     if options.tensorflow:
-        children.append(Child("tensorflow", shlex.split(options.tensorflow)))
+        children.append(Child("tensorflow", shlex.split(options.tensorflow), rows))
     try:
-        found = dict(compared(children, options.rounds, options.steps))
+        found = compared(children, options.rounds, options.steps)
     finally:
         for child in children:
             child.end()
-    print(f"{'contender':26}{'least ms':>10}{'median ms':>11}{'beside written':>16}  range")
-    for name, seconds in found.items():
-        ratios = [mine / base for mine, base in zip(seconds, found["written"], strict=True)]
-        least, median = 1e3 * min(seconds), 1e3 * statistics.median(seconds)
-        middle = statistics.median(ratios)
-        span = f"{min(ratios):.2f} to {max(ratios):.2f}"
-        print(f"{name:26}{least:10.1f}{median:11.1f}{middle:16.2f}  {span}")
+    print(f"{'contender':26}{'least ms':>9}{'CPU ms':>8}   time beside written    CPU time")
+    for name, told in found.items():
+        least = 1e3 * min(each["seconds"] for each in told)
+        worked = 1e3 * min(each["cpu"] for each in told)
+        ratios = [ratio(told, found["written"], what) for what in ("seconds", "cpu")]
+        print(f"{name:26}{least:9.1f}{worked:8.1f}   {ratios[0]:23}{ratios[1]}")
 
 
 if __name__ == "__main__":
