@@ -181,3 +181,16 @@ def test_without_flax_the_way_to_install_it_is_named(monkeypatch):
 
     with pytest.raises(ImportError, match=r"pip install 'replicax\[flax\]'"):
         importlib.import_module("replicax.nnx._compat")
+
+
+def test_padding_is_counted_by_no_step_while_a_module_that_draws_is_alive(strategy):
+    with strategy.scope():
+        dropout = rx.nnx.adopt(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
+    (remainder,) = strategy.distribute_dataset([np.arange(1, 6, dtype=np.float32)])
+
+    def mean(x):
+        return rx.get_replica_context().local_sum(x) / len(x)
+
+    with pytest.raises(rx.errors.UnusedMaskError, match="used as a number"):
+        rx.function(lambda x: strategy.run(mean, args=(x,)))(remainder)
+    assert dropout is not None

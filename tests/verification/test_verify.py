@@ -100,7 +100,7 @@ def test_the_facts_are_those_of_the_step(correct):
     assert [each.counts for each in facts.coverage] == [(2, 2), (2, 2), (1, 1)]
     assert facts.coverage[1].first == (4, 6)
     [carrying] = [each for each in facts.collectives if "w" in each.carries]
-    assert (carrying.bytes, carrying.group) == (4, 2)
+    assert (carrying.bytes, carrying.group) == (8, 2)  # the loss travels with the gradient
     assert "test_verify.py" in carrying.line
     assert sum(each.bytes for each in facts.compiled) == sum(x.bytes for x in facts.collectives)
     assert facts.losses == pytest.approx(facts.losses_of_one, rel=1e-5)

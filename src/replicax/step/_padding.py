@@ -18,6 +18,7 @@ from replicax.step._arguments import Leaf
 from replicax.step._compat import opened
 from replicax.step._proof import Source
 from replicax.step._row_proof import Input, Output, check_rows, read_rows
+from replicax.step._unused_keys import without_unused_keys
 from replicax.values import AXIS, StrategyLike
 
 
@@ -59,9 +60,9 @@ class Padding:
             old = local[position]
             wider[position] = jax.ShapeDtypeStruct((old.shape[0] + 1, *old.shape[1:]), old.dtype)
         try:
-            probe = jax.make_jaxpr(body, axis_env=[(AXIS, strategy.num_replicas_in_sync)])(
-                wider, rows
-            )
+            axis_env = [(AXIS, strategy.num_replicas_in_sync)]
+            # As the program itself, or the two would be no longer comparable.
+            probe = without_unused_keys(jax.make_jaxpr(body, axis_env=axis_env)(wider, rows))
         except Exception:  # noqa: BLE001 - the user's code may insist on its batch size
             return tuple(None for _ in program.out_avals), None
         capacity = local[self.position].shape[0]
