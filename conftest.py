@@ -24,7 +24,10 @@ LOGICAL_CPU_DEVICES = 8
 # What a program computes is under test here, not how fast it runs, and most of the time goes into
 # compiling small programs. Programs of `run_python`, of the pages and of the README do not inherit
 # this, nor does the demo: they are compiled as a user's are.
-QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
+QUICK_TO_COMPILE = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_parallel_codegen_split_count=1"
+)
 ONLY_IN_JAX_0_10 = "--xla_cpu_use_fusion_emitters=false"  # XLA ends on flags that it does not know
 COMPILED = "REPLICAX_TESTS_COMPILED"
 """Names the folder in which the processes of one test session share what XLA compiled."""

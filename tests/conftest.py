@@ -46,6 +46,7 @@ def pytest_collection_finish() -> None:
     """Modules and collected tests live to the end: no later collection looks through them."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(200_000, 50, 1000)  # traces make many objects, few of them in circles
 
 
 # --- the two runners -------------------------------------------------------------------------

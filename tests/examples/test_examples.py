@@ -46,6 +46,7 @@ def test_the_model_of_characters_learns(run_program):
     assert "The statement is " in done.stdout
 
 
+@pytest.mark.slow
 def test_the_variables_program_gives_the_numbers_of_one_device(run_program, tmp_path):
     """The same training in numpy, in float64 and with its gradient written by hand."""
     program = tmp_path / "by_hand.py"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,12 @@ def cases_of(system: str, group: str) -> list[Case]:
     ]
 
 
+def is_taken(system: str, case: Case) -> bool:
+    """With `--half` each training runs in one of the two systems."""
+    half = zlib.crc32(case.id.encode()) + (system == "EagerSystem")
+    return case.area != "training" or half % 2 == 0
+
+
 TESTS = [(system, group) for system, groups in GROUPS.items() for group in groups]
 
 
@@ -104,8 +111,10 @@ def test_every_case_is_in_a_test():
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 10)
 @pytest.mark.parametrize(("system", "group"), TESTS)
-def test_the_kit_passes(compiled_programs, system, group):
+def test_the_kit_passes(compiled_programs, system, group, request):
     cases = cases_of(system, group)
+    if request.config.getoption("--half"):
+        cases = [case for case in cases if is_taken(system, case)]
     ids = [argument for case in cases for argument in ("--id", case.id)]
     ran = run_kit(compiled_programs, "--system", f"adapter:{system}", *ids)
     passed = f"{len(cases)} passed, 0 failed"

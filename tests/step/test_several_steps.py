@@ -92,6 +92,7 @@ def of_variables(strategy, steps):
     return np.concatenate([np.atleast_1d(x) for x in losses]), state, mean.result()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_variables_metrics_and_random_streams(n):
     """Six batches, the last one uneven: a call of four and one of two, one of them padded."""

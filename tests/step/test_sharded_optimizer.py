@@ -79,6 +79,7 @@ def same(variables, wanted, atol=1e-6):
 # --- in place ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_four_replicas_take_the_steps_of_one_and_hold_a_quarter_each():
     strategy, optimizer, step = training(4)
     step = rx.function(step)
@@ -151,6 +152,7 @@ def test_sparse_rows_become_dense():
 # --- checkpoints ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_restored_on_other_replica_counts_and_without_sharding(tmp_path):
     rng = np.random.default_rng(1)
     _, optimizer, _ = training(4)
