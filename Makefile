@@ -30,10 +30,12 @@ PY := $(VENV)/bin/python
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-all check bench bench-peers bench-parts soak docs accelerator lock clean
+.PHONY: help venv demo test test-fast test-all check bench bench-peers bench-parts soak docs accelerator lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(READY) ## the environment alone, which every target makes where there is none
 
 demo: $(READY) ## train on real digits on several replicas, and compare with one device
 	$(PY) examples/digits.py $(ARGS)
@@ -52,7 +54,7 @@ check: $(READY) ## style, types, floors, doctests, news, paths
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) -c 'from importlinter.cli import lint_imports_command as run; run()'
-	$(PY) -m pytest --doctest-modules -q src
+	$(PY) -m pytest --doctest-modules -q -n $(JOBS) src
 	$(PY) -m towncrier build --draft --version next >/dev/null
 	$(PY) tools/check_tree.py
 

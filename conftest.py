@@ -33,23 +33,19 @@ COMPILED = "REPLICAX_TESTS_COMPILED"
 """Names the folder in which the processes of one test session share what XLA compiled."""
 
 
-HALVED_FROM = 4
-"""Cases of one test from which `--half` takes a half of them."""
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of `make test-all` and of CI."""
     words = "run all cases of tests that are marked `sampled`, too"
     parser.addoption("--all-cases", action="store_true", help=words)
-    words = "of tests with many cases run a half: one with this jax, the other with the other one"
+    words = "of tests with several cases run a half: one with this jax, the other with the other"
     parser.addoption("--half", action="store_true", help=words)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test that is marked `sampled(n)`, take one case in n; other ones on another Python.
 
-    With `--half`, CI's two runs share the cases of other tests with many of them: one half runs
-    with the older jax, the other with the newer. Slow tests run with the older only, so not halved.
+    With `--half`, CI's two runs share the cases of other tests: one half runs with the older jax,
+    the other with the newer. Slow tests run with the older only, and are not halved.
     """
     if config.getoption("--all-cases"):
         return
@@ -61,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for of_one_test in cases.values():
         marker = of_one_test[0].get_closest_marker("sampled")
         is_slow = of_one_test[0].get_closest_marker("slow") is not None
-        is_halved = config.getoption("--half") and len(of_one_test) >= HALVED_FROM and not is_slow
+        is_halved = config.getoption("--half") and not is_slow
         if marker is None and not is_halved:
             continue
         (count,) = marker.args if marker is not None else (2,)
