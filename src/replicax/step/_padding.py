@@ -17,7 +17,6 @@ from replicax import errors
 from replicax.step._arguments import Leaf
 from replicax.step._compat import opened
 from replicax.step._proof import Source
-from replicax.step._row_proof import Input, Output, check_rows, read_rows
 from replicax.step._unused_keys import without_unused_keys
 from replicax.values import AXIS, StrategyLike
 
@@ -97,6 +96,14 @@ class Padding:
             UnusedMaskError: Padding was mixed into an output, or may have been and the mask was
                 never used.
         """
+        # A tenth of the import of replicax, for remainders alone.
+        from replicax.step._row_proof import (  # noqa: PLC0415
+            Input,
+            Output,
+            check_rows,
+            read_rows,
+        )
+
         inputs = [Input.MIRRORED if source is None else Input.VARYING for source in sources]
         for position in self.positions:
             inputs[position] = Input.PADDED
