@@ -61,12 +61,7 @@ def variables(strategy: rx.Strategy, workload: Workload) -> Step:
             cell.assign(value)
         return loss
 
-    @rx.function
-    def run(batch: Any) -> Any:
-        return strategy.run(replica_step, args=(batch,))
-
-    batch = _distributed(strategy, workload)
-    return lambda: run(batch)
+    return _in_place(strategy, workload, replica_step)
 
 
 def sparse_rows(strategy: rx.Strategy, workload: Workload) -> Step:
@@ -125,6 +120,12 @@ def sparse_variables(strategy: rx.Strategy, workload: Workload) -> Step:
         loss, gradients = rx.value_and_grad(loss_of, cells)()
         rx.apply_gradients(optimizer, ctx.all_reduce("mean", gradients))
         return loss
+
+    return _in_place(strategy, workload, replica_step)
+
+
+def _in_place(strategy: rx.Strategy, workload: Workload, replica_step: Callable[..., Any]) -> Step:
+    """A step that takes nothing but its batch."""
 
     @rx.function
     def run(batch: Any) -> Any:

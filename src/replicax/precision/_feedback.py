@@ -17,7 +17,7 @@ import numpy as np
 from replicax import errors
 from replicax.collectives import CommunicationOptions, ReduceOp, is_narrow, rounded
 from replicax.step import ReplicaContext
-from replicax.step._single_context import current_replica_context
+from replicax.step._single_context import required_replica_context
 from replicax.values import Variable
 from replicax.values._sparse import is_sparse
 
@@ -143,15 +143,9 @@ class ErrorFeedback:
             ContextError: In cross-replica context.
             InvalidArgumentError: Another number of leaves, or nothing is rounded by the options.
         """
-        context = current_replica_context()
-        if context is None:
-            raise errors.ContextError(
-                errors.describe(
-                    "`ErrorFeedback.all_reduce` was called in cross-replica context.",
-                    why="Each replica gives its gradients.",
-                    fix="Call it inside the function given to `strategy.run`.",
-                )
-            )
+        context = required_replica_context(
+            "`ErrorFeedback.all_reduce`", why="Each replica gives its gradients."
+        )
         structure: Any
         leaves, structure = jax.tree.flatten(gradients, is_leaf=is_sparse)
         if len(leaves) != len(self.residuals):

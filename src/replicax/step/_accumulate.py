@@ -18,7 +18,7 @@ from replicax.step._compiled_context import CompiledReplicaContext
 from replicax.step._context import ReplicaContext
 from replicax.step._gradients import value_and_grad
 from replicax.step._rows import LocalRows, wide_enough
-from replicax.step._single_context import current_replica_context
+from replicax.step._single_context import required_replica_context
 from replicax.values import Variable, VariableAccess, current_frame, entered
 from replicax.values._sparse import dense
 
@@ -264,13 +264,4 @@ def _checked(steps: Any, variables: Any, params: Any) -> ReplicaContext:
                 "function then takes as its first argument.",
             )
         )
-    context = current_replica_context()
-    if context is None:
-        raise errors.ContextError(
-            errors.describe(
-                "`rx.accumulate` was called in cross-replica context.",
-                why="Each replica cuts its own rows.",
-                fix="Call it inside the function given to `strategy.run`.",
-            )
-        )
-    return context
+    return required_replica_context("`rx.accumulate`", why="Each replica cuts its own rows.")

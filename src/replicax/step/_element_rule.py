@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from replicax import errors
 from replicax.step._element_evaluation import (
     Evaluation,
     Groups,
@@ -191,3 +192,23 @@ def _kind(leaf: Any) -> tuple[Any, Any]:
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
+
+
+def check_transformation(value: Any, call: str, example: str) -> None:
+    """Refuse what is no optax transformation.
+
+    Args:
+        value: What was given.
+        call: To what, as messages say it.
+        example: What to pass.
+
+    Raises:
+        ArgumentTypeError: It has no `init` and `update`.
+    """
+    if not (hasattr(value, "init") and hasattr(value, "update")):
+        raise errors.ArgumentTypeError(
+            errors.describe(
+                f"{call} was given {value!r}, which is no transformation.",
+                fix=f"Pass an optax transformation, such as `{example}`.",
+            )
+        )

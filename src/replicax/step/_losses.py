@@ -12,7 +12,7 @@ from replicax import errors
 from replicax.collectives import EXACT, ReduceOp
 from replicax.step._context import ReplicaContext
 from replicax.step._rows import mean_dtype, wide_enough
-from replicax.step._single_context import current_replica_context
+from replicax.step._single_context import required_replica_context
 
 
 def compute_average_loss(per_example: Any, global_batch_size: Any = None) -> jax.Array:
@@ -65,16 +65,10 @@ def compute_average_loss(per_example: Any, global_batch_size: Any = None) -> jax
 
 
 def _checked_context() -> ReplicaContext:
-    context = current_replica_context()
-    if context is not None:
-        return context
-    raise errors.ContextError(
-        errors.describe(
-            "`rx.compute_average_loss` was called in cross-replica context.",
-            why="It divides the losses of one replica's rows by the rows of all replicas.",
-            fix="Call it inside the function given to `strategy.run`. Across replicas, "
-            "`strategy.reduce('mean', losses, axis=0)` is the mean over all rows.",
-        )
+    return required_replica_context(
+        "`rx.compute_average_loss`",
+        why="It divides the losses of one replica's rows by the rows of all replicas.",
+        fix="Across replicas, `strategy.reduce('mean', losses, axis=0)` is the mean over all rows.",
     )
 
 

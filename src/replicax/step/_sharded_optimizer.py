@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from replicax import errors
+from replicax.step._element_rule import check_transformation
 from replicax.step._sharded_update import cut, joined, rule_of, shapes_of_cut_state, updated
 from replicax.values import PerReplica
 from replicax.values._sparse import dense
@@ -51,13 +52,7 @@ def shard_optimizer(transformation: Any) -> ShardedTransformation:
         >>> mu.shape, [share.shape for share in mu.values]
         ((3, 4), [(6,), (6,)])
     """
-    if not (hasattr(transformation, "init") and hasattr(transformation, "update")):
-        raise errors.ArgumentTypeError(
-            errors.describe(
-                f"rx.shard_optimizer was given {transformation!r}, which is no transformation.",
-                fix="Pass an optax transformation, such as `optax.adam(1e-3)`.",
-            )
-        )
+    check_transformation(transformation, "rx.shard_optimizer", "optax.adam(1e-3)")
     return ShardedTransformation(transformation)
 
 

@@ -14,7 +14,7 @@ from replicax import errors
 from replicax.step._element_evaluation import NotElementwise
 from replicax.step._element_rule import ElementRule
 from replicax.step._shares import Sharing, is_cut
-from replicax.step._single_context import current_replica_context
+from replicax.step._single_context import required_replica_context
 from replicax.values import PerReplica, Variable, current_frame
 from replicax.values._exchange import all_components
 from replicax.values._sharded import ShardedVariable, from_shares, share_length, shares_on
@@ -85,15 +85,10 @@ def updated(
         ContextError: In cross-replica context.
         InvalidArgumentError: The state is for another number of replicas.
     """
-    context = current_replica_context()
-    if context is None:
-        raise errors.ContextError(
-            errors.describe(
-                "A sharded optimizer was asked to update in cross-replica context.",
-                why="Each replica gives its gradients and updates its share.",
-                fix="Call it inside the function given to `strategy.run`.",
-            )
-        )
+    context = required_replica_context(
+        "`update` of a sharded optimizer",
+        why="Each replica gives its gradients and updates its share.",
+    )
     count = context.num_replicas_in_sync
     sharing = Sharing.of(params, gradients, count, **_packing(context.strategy))
     _check_shares(rule, states, params, count)

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from replicax import errors
 from replicax.collectives import ReduceOp
 from replicax.step._collective import Collective
 from replicax.step._context import ReplicaContext
@@ -51,6 +52,30 @@ def current_replica_context() -> ReplicaContext | None:
         return _default_context()
     replica: Any = frame.replica
     return replica if isinstance(replica, ReplicaContext) else None
+
+
+def required_replica_context(call: str, *, why: str, fix: str = "") -> ReplicaContext:
+    """The replica context of this thread, for a call that has a meaning only there.
+
+    Args:
+        call: What was called, as messages say it.
+        why: Why it needs a replica.
+        fix: What else may have been meant.
+
+    Raises:
+        ContextError: In cross-replica context.
+    """
+    context = current_replica_context()
+    if context is not None:
+        return context
+    inside = "Call it inside the function given to `strategy.run`."
+    raise errors.ContextError(
+        errors.describe(
+            f"{call} was called in cross-replica context.",
+            why=why,
+            fix=f"{inside} {fix}".rstrip(),
+        )
+    )
 
 
 @functools.cache

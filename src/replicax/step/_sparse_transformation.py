@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from replicax import errors
+from replicax.step._element_rule import check_transformation
 from replicax.step._row_updates import RowUpdates, check_rows
 from replicax.step._sparse import holds_sparse_rows
 
@@ -48,13 +49,7 @@ def sparse_rows(transformation: Any, *, lazy: bool = False) -> SparseTransformat
         >>> print(optax.apply_updates(table, updates)[:, 0].round(2))
         [1.  1.  1.  0.9]
     """
-    if not (hasattr(transformation, "init") and hasattr(transformation, "update")):
-        raise errors.ArgumentTypeError(
-            errors.describe(
-                f"rx.sparse_rows was given {transformation!r}, which is no transformation.",
-                fix="Pass an optax transformation, such as `optax.adagrad(0.1)`.",
-            )
-        )
+    check_transformation(transformation, "rx.sparse_rows", "optax.adagrad(0.1)")
     return SparseTransformation(transformation, lazy=lazy)
 
 
