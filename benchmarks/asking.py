@@ -113,7 +113,8 @@ class Program:
 def environments(processes: int, secret_file: str) -> list[dict[str, str]]:
     """For each process, where the others are, and its share of the cores."""
     threads = max(1, (os.cpu_count() or 1) // processes)
-    common = {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    common = {name: str(threads) for name in ("NPROC", "OMP_NUM_THREADS")}  # XLA's, and OpenMP's
+    common |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
     if processes == 1:
         return [common]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"

@@ -10,8 +10,7 @@ from replicax.step._function import _LIVE, Function
 
 _CACHES: dict[str, Callable[[Function], Any]] = {
     "_variants": lambda _: {},
-    "_programs": lambda _: {},
-    "_plain_arguments": lambda _: set(),
+    "_programs": Function._new_programs,
     "_latest": lambda _: None,
     "_fed": Function._new_fed,
 }

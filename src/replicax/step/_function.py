@@ -14,36 +14,16 @@ import jax
 from replicax import errors
 from replicax.collectives import CompiledCollective, Entry, collectives_in
 from replicax.recording import RECORDER
-from replicax.step._arguments import (
-    all_parameter_names,
-    argument_name,
-    parameter_names,
-    stack_components,
-)
-from replicax.step._bound_objects import check_no_objects
-from replicax.step._callbacks import Callbacks
+from replicax.step._arguments import all_parameter_names
 from replicax.step._feeding import FedFunction
 from replicax.step._methods import BoundFunction, reference
-from replicax.step._program import (
-    NotCompared,
-    Program,
-    VariablesChanged,
-    check_leaf,
-    signature,
-)
+from replicax.step._program import NotCompared, Program, VariablesChanged
+from replicax.step._programs import Programs, stacked
 from replicax.step._several_steps import SeveralSteps, called_inside, checked_steps
 from replicax.step._sources import OtherBatches, has_sources
-from replicax.step._state import check_fed_back, check_returned_state, donated_names
+from replicax.step._state import donated_names
 from replicax.step._static import bound_to, check_hashable, split_static, static_names, without
-from replicax.step._trace import Traced, trace
-from replicax.values import (
-    PerReplica,
-    ReplicaMesh,
-    StrategyLike,
-    Variable,
-    current_frame,
-    regroup,
-)
+from replicax.values import StrategyLike, current_frame
 from replicax.values._frames import STACK
 
 _COUNT = itertools.count(1)
@@ -87,15 +67,16 @@ class Function:
         names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
         self._static = static_names(names, fn, self.__name__)
         self._variants: dict[tuple[tuple[str, type, Any], ...], Function] = {}
-        # Several where objects of model libraries are built now in one way, now in another.
-        self._programs: dict[tuple[StrategyLike | None, Any], list[Program]] = {}
-        self._plain_arguments: set[str] = set()
+        self._programs = self._new_programs()
         self._latest: Program | None = None
         self._methods: dict[int, Function] = {}
         self._steps = checked_steps(steps_per_execution)
         self._fed = self._new_fed()
         self._gets_batches = False
         _LIVE.add(self)
+
+    def _new_programs(self) -> Programs:
+        return Programs(self, self._donate, self._id)
 
     def _new_fed(self) -> FedFunction | None:
         """What takes the batches of several steps, where a call runs several."""
@@ -197,12 +178,12 @@ class Function:
     @property
     def calls_back(self) -> bool:
         """Whether its programs have host callbacks."""
-        return any(program.callbacks for some in self._programs.values() for program in some)
+        return any(program.callbacks for program in self._programs)
 
     def _call_program(
         self, scope: StrategyLike | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        program, *given = self._program_for(scope, args, kwargs)
+        program, *given = self._programs.find(scope, args, kwargs)
         args, kwargs = program.placed(*given)
         self._latest = program
         while True:
@@ -210,7 +191,9 @@ class Function:
                 return program.run(args, kwargs)
             except VariablesChanged as changed:
                 RECORDER.gave_up(program.subject, has_run=False)
-                program = self._latest = self._rebuilt(program, changed.traced, args, kwargs)
+                program = self._latest = self._programs.rebuilt(
+                    program, changed.traced, args, kwargs
+                )
             except NotCompared as new:
                 RECORDER.gave_up(program.subject, has_run=False)
                 self._compare(program, new, args, kwargs, given)
@@ -229,108 +212,12 @@ class Function:
             program.compare(new, args, kwargs, given)
         except BaseException:
             self._latest = None
-            for programs in self._programs.values():
-                programs[:] = [one for one in programs if one is not program]
+            self._programs.forget(program)
             raise
-
-    # -- building programs ------------------------------------------------------
-
-    def trace_program(self, structure: Any, leaves: Sequence[Any]) -> Traced:
-        """Trace the function and check what the trace returns.
-
-        A trace that creates variables is made anew with them: as in tf.function, the Python code
-        is expected to create them the first time only.
-        """
-        traced = trace(self.fn, structure, leaves, function_id=self._id)
-        if traced.created:
-            traced = trace(self.fn, structure, leaves, function_id=self._id)
-        if traced.created:
-            raise _created_again(traced.created, self.__name__)
-        args, _ = structure.unflatten(leaves)
-        check_returned_state(args, traced.form, self._donate, self._names(args), self.__name__)
-        return traced
-
-    def _names(self, args: Sequence[Any]) -> list[str]:
-        return parameter_names(self.fn, len(args))
-
-    def _program_for(
-        self, scope: StrategyLike | None, args: Any, kwargs: Any
-    ) -> tuple[Program, Any, Any]:
-        """The program for the structure of these arguments, and the arguments as it takes them."""
-        mesh = scope.replica_mesh if scope is not None else None
-        check_no_objects(args, kwargs, self._names(args))
-        args, kwargs = stacked((args, kwargs), self._names(args), mesh)
-        self._check_arguments(args, kwargs)
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        programs = self._programs.setdefault((scope, structure), [])
-        program = next((program for program in programs if program.fits()), None)
-        if program is None:
-            traced = self.trace_program(structure, leaves)
-            read = [v for v in traced.variables if v in traced.used - set(traced.written)]
-            program = self._new_program(scope, traced, args, kwargs, traced.written, read)
-            program.keep((structure, signature(leaves)), traced)
-            programs.append(program)
-        return program, args, kwargs
-
-    def _new_program(
-        self,
-        scope: StrategyLike | None,
-        traced: Traced,
-        args: Any,
-        kwargs: Any,
-        written: Sequence[Variable],
-        read: Sequence[Variable],
-        callbacks: Sequence[Callbacks] = (),
-        objects: Sequence[Any] = (),
-    ) -> Program:
-        names = self._names(args)
-        places: list[int | str] = [i for i, name in enumerate(names) if name in self._donate]
-        return Program(
-            self,
-            args,
-            kwargs,
-            written=written,
-            read=read,
-            donated=places + [name for name in kwargs if name in self._donate],
-            scope=scope,
-            strategy=traced.strategy,
-            callbacks=[one for one in [*callbacks, traced.callbacks] if one.are_there],
-            objects=[*objects, *traced.objects],
-        )
-
-    def _rebuilt(self, old: Program, traced: Traced, args: Any, kwargs: Any) -> Program:
-        """Make a program that serves the variables and callbacks of old and new traces."""
-        written = [*old.written, *(v for v in traced.written if v not in old.written)]
-        used = {*old.read, *old.written, *traced.used}
-        read = [v for v in traced.variables if v in used - set(written)]
-        of_old = old.callbacks, old.objects
-        program = self._new_program(old.scope, traced, args, kwargs, written, read, *of_old)
-        for key, known in old.traces.items():
-            program.keep(key, known)
-        programs = self._programs[old.scope, jax.tree.structure((args, kwargs))]
-        programs[programs.index(old)] = program
-        return program
-
-    def _check_arguments(self, args: Any, kwargs: Any) -> None:
-        names = self._names(args)
-        with_paths, _ = jax.tree_util.tree_flatten_with_path(
-            (args, kwargs), is_leaf=lambda value: isinstance(value, (PerReplica, Variable))
-        )
-        for path, value in with_paths:
-            name = argument_name(path, names)
-            if isinstance(value, PerReplica):
-                check_fed_back(value, name, self._id, self._plain_arguments, self.__name__)
-            else:
-                check_leaf(value, name)
-        self._plain_arguments.update(
-            argument_name(path, names)
-            for path, value in with_paths
-            if not isinstance(value, PerReplica)
-        )
 
     def _specialised(self, args: Any, kwargs: Any) -> tuple[Function, tuple[Any, ...], Any]:
         """The function for these values of the static arguments, and the other arguments."""
-        static, args, kwargs = split_static(self._static, self._names(args), args, kwargs)
+        static, args, kwargs = split_static(self._static, self._programs.names(args), args, kwargs)
         check_hashable(static, self.__name__)
         # With the types, because 1 == 1.0 == True.
         key = tuple((name, type(static[name]), static[name]) for name in sorted(static))
@@ -376,7 +263,7 @@ class Function:
         """The program for these arguments, and the arguments as it takes them."""
         frame = current_frame()
         scope = frame.strategy if frame is not None else None
-        return self._program_for(scope, args, kwargs)
+        return self._programs.find(scope, args, kwargs)
 
     def collectives(self, *args: Any, **kwargs: Any) -> tuple[CompiledCollective, ...]:
         """List the collectives that the compiled step holds for these arguments.
@@ -404,49 +291,11 @@ class Function:
         return entries
 
     def _entries(self, *args: Any, **kwargs: Any) -> tuple[Entry, ...]:
-        leaves, structure = jax.tree.flatten(stacked((args, kwargs), self._names(args)))
-        return self.trace_program(structure, leaves).entries
+        leaves, structure = jax.tree.flatten(stacked((args, kwargs), self._programs.names(args)))
+        return self._programs.trace(structure, leaves).entries
 
     def __repr__(self) -> str:
         return f"<rx.function {self.__name__}>"
-
-
-def _created_again(created: Sequence[Variable], function: str) -> errors.ContextError:
-    names = ", ".join(f"`{variable.name}`" for variable in created)
-    return errors.ContextError(
-        errors.describe(
-            f"`{function}` creates variable {names} each time it is traced.",
-            why="A step is traced anew for other shapes; the new variable would start from its "
-            "initial value again.",
-            fix="Create it before, under `with strategy.scope():`; or once: `if self.w is None: "
-            "self.w = rx.Variable(...)`.",
-        )
-    )
-
-
-def stacked(tree: Any, names: Sequence[str], mesh: ReplicaMesh | None = None) -> Any:
-    """Stack per-replica values of `(args, kwargs)` that are held as components.
-
-    Those of a strategy that spans processes are the components of this process.
-    """
-    spans_processes = mesh is not None and mesh.spans_processes
-
-    def stack(path: Any, value: Any) -> Any:
-        if not isinstance(value, PerReplica) or value.stacked is not None:
-            return value
-        label = f"argument `{argument_name(path, names)}`"
-
-        def joined(rows: Sequence[Any]) -> PerReplica:
-            together = stack_components(rows, label)
-            if mesh is not None and spans_processes and len(rows) == mesh.num_local_replicas:
-                together = mesh.place_stacked(together)
-            return PerReplica.from_stacked(together)
-
-        return regroup(value.values, joined)
-
-    return jax.tree_util.tree_map_with_path(
-        stack, tree, is_leaf=lambda value: isinstance(value, PerReplica)
-    )
 
 
 @overload

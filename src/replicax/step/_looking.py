@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from replicax.step._arguments import argument_name
-from replicax.step._function import Function, stacked
+from replicax.step._function import Function
+from replicax.step._programs import stacked
 from replicax.step._trace import Traced
 from replicax.values import PerReplica
 from replicax.values._imagined import enlarged, imagined_here
@@ -73,7 +74,7 @@ def look(
 
 
 def _look_at(function: Function, args: Any, kwargs: Any) -> Look:
-    names = function._names(args)
+    names = function._programs.names(args)
     args, kwargs = stacked((args, kwargs), names)
     mesh = imagined_here()
     if mesh is not None:
@@ -81,7 +82,7 @@ def _look_at(function: Function, args: Any, kwargs: Any) -> Look:
     arguments = _arguments(args, kwargs, names, function._donate)
     if mesh is not None:
         leaves, structure = jax.tree.flatten((args, kwargs))
-        return Look(arguments, function.trace_program(structure, leaves), None)
+        return Look(arguments, function._programs.trace(structure, leaves), None)
     program, args, kwargs = function.program_for(args, kwargs)
     [traced] = program.traces.values()
     return Look(arguments, traced, program.lower(args, kwargs))

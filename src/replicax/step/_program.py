@@ -354,7 +354,7 @@ class Program:
             ORDER.entering = 0  # It does not start now, and this may take longer than elsewhere.
         if key not in self.traces:
             self.failed_in_users_code = True
-            self.keep(key, self.function.trace_program(structure, leaves))
+            self.keep(key, self.function._programs.trace(structure, leaves))
             self.failed_in_users_code = False
         traced = self.traces[key]
         is_watched = traced.callbacks in self.callbacks or not traced.callbacks.are_there
@@ -386,7 +386,7 @@ class Program:
             CollectiveMismatchError: They are not the same. The program must not be used again: JAX
                 keeps its trace.
         """
-        names = self.function._names(args)
+        names = self.function._programs.names(args)
         entry = compare_program(self, self.traces[new.key], args, kwargs, given, names)
         self._compared[new.key] = entry
         forget_calls(self._jitted)  # `NotCompared` ended one while it was traced.
