@@ -1,0 +1,289 @@
+"""What an optax transformation does to packed leaves, read off what it does to each leaf.
+
+`_element_rule` finds out that no element looks at another one. Leaves of one pack must also be
+treated alike, as the leaves of the tree that they are (`_expressions`): then the rule of one of
+them is that of the whole buffer.
+
+A packed state is one of the transformation, in which the first leaf of a pack is an `rx.Packed`
+with the states of all its leaves, and None stands for those of the others.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import errors
+from replicax.step._element_evaluation import NotElementwise
+from replicax.step._element_rule import ElementRule
+from replicax.step._expressions import kinds_of_leaves
+from replicax.values import Packed
+from replicax.values._packed import Layout, cut, is_packed, layout_of
+from replicax.values._packing import join
+from replicax.values._sparse import dense
+
+_SHOWN = 8
+
+
+class _Pack(NamedTuple):
+    """Several leaves in one buffer.
+
+    Attributes:
+        layout: Their layout.
+        leaves: Their numbers in the unpacked parameters.
+        slots: For each of their states the numbers of the leaves of the unpacked state.
+    """
+
+    layout: Layout
+    leaves: Sequence[int]
+    slots: Sequence[Sequence[int]]
+
+
+class PackRule:
+    """The rule of a transformation for parameters with packed trees in them.
+
+    Args:
+        transformation: An optax transformation.
+        params: The parameters, or their shapes and dtypes.
+        extra: What `update` is given by name.
+
+    Raises:
+        UnimplementedError: It does not treat each element by itself.
+        InvalidArgumentError: It treats leaves of one pack in different ways.
+    """
+
+    def __init__(self, transformation: Any, params: Any, extra: dict[str, Any]) -> None:
+        try:
+            self._rule = ElementRule(transformation, _unpacked_shapes(params), extra=extra)
+        except NotElementwise as verdict:
+            raise _not_elementwise(verdict.reason) from None
+        leaf_of = self._rule.leaf_of
+        states_of: list[list[int]] = [[] for _ in self._rule.leaves]
+        for state, leaf in enumerate(leaf_of):
+            if leaf is not None:
+                states_of[leaf].append(state)
+        kinds = kinds_of_leaves(self._rule, states_of)
+        self._first: list[int] = []
+        self._packs: list[_Pack] = []
+        for layout, leaves in _parts(params):
+            self._first.append(leaves[0])
+            if layout is not None:
+                if len({kinds[k] for k in leaves}) > 1:
+                    raise _treated_differently(layout, [kinds[k] for k in leaves])
+                slots = list(zip(*(states_of[k] for k in leaves), strict=True))
+                self._packs.append(_Pack(layout, leaves, slots))
+
+    def init(self, params: Any) -> Any:
+        """The first state."""
+        starts = self._rule.start(_unpacked(params))
+        return self._packed(starts)
+
+    def update(self, gradients: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        """The updates, in the structure of the parameters, and the new state.
+
+        Raises:
+            InvalidArgumentError: The gradients or the state are not for these parameters.
+        """
+        structure: Any = jax.tree.structure(params)
+        given = self._whole(_flattened_up_to(structure, dense(gradients)))
+        whole = self._whole(jax.tree.leaves(params))
+        updates, new = _update(self._rule, given, self._buffers(state), whole)
+        for pack in self._packs:
+            for first, *others in pack.slots:
+                new[first] = Packed(pack.layout, [new[first]])
+                for other in others:
+                    new[other] = None
+        return (
+            structure.unflatten([updates[first] for first in self._first]),
+            self._rule.in_structure(new),
+        )
+
+    def unpack_state(self, state: Any) -> Any:
+        """The state with whole leaves."""
+        leaves = self._buffers(state)
+        for pack in self._packs:
+            for slot in pack.slots:
+                for place, leaf in zip(slot, cut(pack.layout, 0, leaves[slot[0]]), strict=True):
+                    leaves[place] = leaf
+        return self._rule.in_structure(leaves)
+
+    def pack_state(self, state: Any) -> Any:
+        """The packed state, from one with whole leaves."""
+        structure: Any = jax.tree.structure(state)
+        if structure != jax.tree.structure(self._rule.state):
+            raise _other_state(f"its structure is {structure}")
+        return self._packed(jax.tree.leaves(state))
+
+    def _packed(self, leaves: Sequence[Any]) -> Any:
+        """A state, from whole leaves or what all elements of one are."""
+        found = list(leaves)
+        packed = {place for pack in self._packs for slot in pack.slots for place in slot}
+        for place, aval in enumerate(self._rule.state_leaves):
+            if place not in packed:
+                found[place] = jnp.broadcast_to(found[place], aval.shape)
+        for pack in self._packs:
+            for first, *others in pack.slots:
+                members = [leaves[place] for place in (first, *others)]
+                found[first] = Packed(pack.layout, [_joined(members, pack.layout)])
+                for other in others:
+                    found[other] = None
+        return self._rule.in_structure(found)
+
+    def _whole(self, parts: Sequence[Any]) -> list[Any]:
+        """Parts in the places of their first leaves."""
+        found: list[Any] = [None] * len(self._rule.leaves)
+        for first, part in zip(self._first, parts, strict=True):
+            found[first] = part
+        return found
+
+    def _buffers(self, state: Any) -> list[Any]:
+        """The leaves of a packed state; None for those that lie in the buffer of another."""
+        try:
+            found = self._rule.flat_state(state)
+        except ValueError as error:
+            raise _other_state(str(error)) from None
+        layouts = [layout_of(x) if is_packed(x) else x is None for x in found]
+        wanted: list[Any] = [False] * len(found)
+        for pack in self._packs:
+            for first, *others in pack.slots:
+                wanted[first] = pack.layout
+                for other in others:
+                    wanted[other] = True
+        for has, needs in zip(layouts, wanted, strict=True):
+            if has != needs:
+                what = has if isinstance(has, Layout) else "None" if has else "an array"
+                where = needs if isinstance(needs, Layout) else "None" if needs else "an array"
+                raise _other_state(f"there is {what} where {where} is meant to be")
+        return [x.parts[0] if is_packed(x) else x for x in found]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _update(
+    rule: ElementRule, gradients: Any, states: Any, params: Any
+) -> tuple[list[Any], list[Any]]:
+    """Compiled as a whole, for the eager runner."""
+    return rule.update(gradients, states, params)
+
+
+# -- parts of a tree -----------------------------------------------------------------------
+
+
+def _parts(params: Any) -> list[tuple[Layout | None, Sequence[int]]]:
+    """For each leaf of the packed parameters the numbers of its leaves, and a pack's layout."""
+    found: list[tuple[Layout | None, Sequence[int]]] = []
+    start = 0
+    for node in jax.tree.leaves(params, is_leaf=is_packed):
+        if not is_packed(node):
+            found.append((None, [start]))
+            start += 1
+            continue
+        layout = layout_of(node)
+        for number, pack in enumerate(layout.packs):
+            of_pack = layout.of_pack(number) if len(pack) > 1 else None
+            found.append((of_pack, [start + k for k in pack]))
+        start += len(layout.shapes)
+    return found
+
+
+def _unpacked_shapes(params: Any) -> Any:
+    """The shapes and dtypes of the unpacked parameters."""
+
+    def unpacked(node: Any) -> Any:
+        if not is_packed(node):
+            return node
+        layout = layout_of(node)
+        dtypes = {
+            k: x.dtype for x, pack in zip(node.parts, layout.packs, strict=True) for k in pack
+        }
+        avals = [jax.ShapeDtypeStruct(s, dtypes[k]) for k, s in enumerate(layout.shapes)]
+        return layout.structure.unflatten(avals)
+
+    return jax.tree.map(unpacked, params, is_leaf=is_packed)
+
+
+def _unpacked(params: Any) -> list[Any]:
+    """The leaves of the unpacked parameters."""
+    whole = jax.tree.map(lambda x: x.unpack() if is_packed(x) else x, params, is_leaf=is_packed)
+    return jax.tree.leaves(whole)
+
+
+def _joined(members: Sequence[Any], layout: Layout) -> Any:
+    """One buffer of whole leaves, or of what all elements of a leaf are."""
+    if all(jnp.ndim(x) == 0 for x in members):
+        sizes = layout.sizes(0)
+        return jnp.repeat(jnp.stack(members), np.array(sizes), total_repeat_length=sum(sizes))
+    shapes = layout.shapes
+    return join([jnp.broadcast_to(x, s) for x, s in zip(members, shapes, strict=True)])
+
+
+def _flattened_up_to(structure: Any, gradients: Any) -> list[Any]:
+    try:
+        found: list[Any] = structure.flatten_up_to(gradients)
+    except ValueError as error:
+        raise errors.InvalidArgumentError(
+            errors.describe(
+                "A packed optimizer was given gradients of another structure than the parameters.",
+                why=str(error),
+                fix="Differentiate with respect to the packed parameters, and unpack in the "
+                "differentiated function.",
+            )
+        ) from None
+    return found
+
+
+# -- what is refused -------------------------------------------------------------------------
+
+
+def _not_elementwise(reason: str) -> errors.UnimplementedError:
+    return errors.UnimplementedError(
+        errors.describe(
+            "A packed optimizer was given a transformation that does not treat each element by "
+            "itself.",
+            why=f"Of packed leaves it would make other numbers: {reason}.",
+            fix="Leave that part out (clip with `rx.clip_by_global_norm` before, which takes "
+            "packed gradients), or do not pack what it is for.",
+        )
+    )
+
+
+def _treated_differently(layout: Layout, kinds: Sequence[Hashable]) -> errors.InvalidArgumentError:
+    ways = list(dict.fromkeys(kinds))
+    rows: list[tuple[str, object, str]] = [
+        (label, shape, f"way {ways.index(kind) + 1}")
+        for label, shape, kind in zip(layout.labels, layout.shapes, kinds, strict=True)
+    ]
+    # Of each way some, in the order of the ways.
+    rows = sorted(rows, key=lambda row: row[2])
+    if len(rows) > _SHOWN:
+        most = max(1, _SHOWN // len(ways))
+        seen = [[row for row in rows if row[2] == f"way {k + 1}"][:most] for k in range(len(ways))]
+        rows = [row for some in seen[:_SHOWN] for row in some]
+        rows.append((f"({len(kinds)} leaves in all)", "", f"{len(ways)} ways"))
+    return errors.InvalidArgumentError(
+        errors.describe(
+            "A packed optimizer was given a transformation that treats leaves of one pack in "
+            f"different ways: `{layout.names[0]}`.",
+            table=errors.Table(("leaf", "shape", "is updated in"), rows),
+            why="A mask, labels or a schedule tell them apart; the pack is updated as one array.",
+            fix="Pack what is treated alike: `rx.pack(params, by=labels)`, where `labels` is a "
+            "tree of what tells the leaves apart, such as `jax.tree.map(jnp.ndim, params)` or the "
+            "transformation's mask.",
+        )
+    )
+
+
+def _other_state(how: str) -> errors.InvalidArgumentError:
+    return errors.InvalidArgumentError(
+        errors.describe(
+            "A packed optimizer was given a state that is not for these parameters.",
+            why=f"The state is packed as the parameters are; but {how}.",
+            fix="Pass what `init` or the last `update` gave for parameters packed alike. Take it "
+            "to another packing with `unpack_state` (the old parameters) and `pack_state` (the "
+            "new ones).",
+        )
+    )
