@@ -78,7 +78,8 @@ class _Expressions:
         """The number of a value that is one, or a constant."""
         if isinstance(value, _Number):
             return value
-        if isinstance(value, jax.core.Tracer) or np.ndim(value):
+        is_key = not isinstance(dtype, np.dtype)
+        if is_key or isinstance(value, jax.core.Tracer) or np.ndim(value):
             return self.number("object", self._address(value))
         return self.number("constant", dtype, np.asarray(value, dtype).tobytes())
 

@@ -117,6 +117,12 @@ class PackRule:
         structure: Any = jax.tree.structure(state)
         if structure != jax.tree.structure(self._rule.state):
             raise _other_state(f"its structure is {structure}")
+        for leaf, aval in zip(jax.tree.leaves(state), self._rule.state_leaves, strict=True):
+            if (jnp.shape(leaf), jnp.result_type(leaf)) != (aval.shape, aval.dtype):
+                raise _other_state(
+                    f"a leaf has shape {jnp.shape(leaf)} and dtype {jnp.result_type(leaf)} where "
+                    f"{aval.shape} and {aval.dtype} are meant to be"
+                )
         return self._packed(jax.tree.leaves(state))
 
     def _packed(self, leaves: Sequence[Any]) -> Any:
@@ -125,11 +131,12 @@ class PackRule:
         packed = {place for pack in self._packs for slot in pack.slots for place in slot}
         for place, aval in enumerate(self._rule.state_leaves):
             if place not in packed:
-                found[place] = jnp.broadcast_to(found[place], aval.shape)
+                found[place] = _filled(found[place], aval)
         for pack in self._packs:
             for first, *others in pack.slots:
                 members = [leaves[place] for place in (first, *others)]
-                found[first] = Packed(pack.layout, [_joined(members, pack.layout)])
+                dtype = self._rule.state_leaves[first].dtype
+                found[first] = Packed(pack.layout, [_joined(members, pack.layout, dtype)])
                 for other in others:
                     found[other] = None
         return self._rule.in_structure(found)
@@ -212,13 +219,21 @@ def _unpacked(params: Any) -> list[Any]:
     return jax.tree.leaves(whole)
 
 
-def _joined(members: Sequence[Any], layout: Layout) -> Any:
+def _joined(members: Sequence[Any], layout: Layout, dtype: Any) -> Any:
     """One buffer of whole leaves, or of what all elements of a leaf are."""
     if all(jnp.ndim(x) == 0 for x in members):
         sizes = layout.sizes(0)
-        return jnp.repeat(jnp.stack(members), np.array(sizes), total_repeat_length=sum(sizes))
-    shapes = layout.shapes
-    return join([jnp.broadcast_to(x, s) for x, s in zip(members, shapes, strict=True)])
+        each = jnp.stack([jnp.asarray(x, dtype) for x in members])
+        return jnp.repeat(each, np.array(sizes), total_repeat_length=sum(sizes))
+    avals = [jax.ShapeDtypeStruct(shape, dtype) for shape in layout.shapes]
+    return join([_filled(x, aval) for x, aval in zip(members, avals, strict=True)])
+
+
+def _filled(value: Any, aval: Any) -> Any:
+    """A whole leaf, from one or from what all its elements are."""
+    if isinstance(aval.dtype, np.dtype):
+        value = jnp.asarray(value, aval.dtype)
+    return jnp.broadcast_to(value, aval.shape)
 
 
 def _flattened_up_to(structure: Any, gradients: Any) -> list[Any]:
@@ -281,7 +296,7 @@ def _other_state(how: str) -> errors.InvalidArgumentError:
     return errors.InvalidArgumentError(
         errors.describe(
             "A packed optimizer was given a state that is not for these parameters.",
-            why=f"The state is packed as the parameters are; but {how}.",
+            why=f"It must be that of parameters packed like these; but {how}.",
             fix="Pass what `init` or the last `update` gave for parameters packed alike. Take it "
             "to another packing with `unpack_state` (the old parameters) and `pack_state` (the "
             "new ones).",

@@ -242,7 +242,7 @@ def kept_sharding(array: jax.Array) -> Any:
 def _as_array(packed: Packed, number: int, part: Any) -> Any:
     part = as_variable(part)
     array = part.value if isinstance(part, ArrayLike) else part
-    if not isinstance(array, (jax.Array, np.ndarray)):
+    if not isinstance(array, (jax.Array, np.ndarray, np.generic)):
         raise errors.ArgumentTypeError(
             errors.describe(
                 f"Part `{packed.names[number]}` of a packed tree is {_brief(part)}, which is no "
@@ -268,7 +268,7 @@ def _as_array(packed: Packed, number: int, part: Any) -> Any:
 def _brief(value: Any) -> str:
     if not hasattr(value, "dtype"):
         return type(value).__name__
-    kind = "" if isinstance(value, (jax.Array, np.ndarray)) else f"{type(value).__name__} "
+    kind = "" if isinstance(value, (jax.Array, np.ndarray, np.generic)) else f"{type(value).__name__} "
     return f"{kind}{value.dtype}[{', '.join(map(str, value.shape))}]"
 
 
