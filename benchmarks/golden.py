@@ -26,7 +26,7 @@ import replicax as rx
 from replicax.collectives import collectives_in
 
 FILE = Path(__file__).with_name("golden.json")
-PACKED = ", packed state"
+PACKED = " in packs"
 NAMES = (*WORKLOADS, f"layers{PACKED}")
 _COPIES = re.compile(
     r" = (?P<dtype>[a-z]+\d*)\[(?P<shape>[\d,]*)\]\S* (?P<kind>copy|concatenate)\("
@@ -98,9 +98,7 @@ def main() -> int:
         return 0
     expected = golden()
     lines = [
-        line
-        for name in NAMES
-        for line in differences(name, found[name], expected.get(name, {}))
+        line for name in NAMES for line in differences(name, found[name], expected.get(name, {}))
     ]
     print("\n".join(lines) or "All as in the golden values.")
     return 1 if lines else 0

@@ -160,7 +160,7 @@ class Packed:
         Variables are read. The gradient with respect to a part is one array, which is made of
         those of its leaves by one copy.
 
-        Context: any. Collective: no.
+        Context: any. Collective: no; of arrays that span processes, all of them call it.
 
         Returns:
             The tree, with arrays as leaves. Leaves of a NumPy part are views of it.
@@ -266,9 +266,11 @@ def _as_array(packed: Packed, number: int, part: Any) -> Any:
 
 
 def _brief(value: Any) -> str:
-    if not hasattr(value, "dtype"):
+    if not hasattr(value, "dtype") or isinstance(value, type):
         return type(value).__name__
-    kind = "" if isinstance(value, (jax.Array, np.ndarray, np.generic)) else f"{type(value).__name__} "
+    kind = (
+        "" if isinstance(value, (jax.Array, np.ndarray, np.generic)) else f"{type(value).__name__} "
+    )
     return f"{kind}{value.dtype}[{', '.join(map(str, value.shape))}]"
 
 
