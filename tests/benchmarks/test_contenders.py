@@ -19,7 +19,7 @@ PLAIN = ["variables", *(f"by hand, {name}" for name in HANDS)]
         ("mlp", PLAIN),
         ("mlp", LOOPS),
         ("embedding", SPARSE),
-        ("layers", PACKED),
+        pytest.param("layers", PACKED, marks=pytest.mark.slow),
         pytest.param("convnet", PLAIN, marks=pytest.mark.slow),
     ],
     ids=["mlp", "loops", "embedding", "layers", "convnet"],

@@ -38,17 +38,17 @@ def by_name(params):
 
 
 TRANSFORMATIONS = {
-    "sgd": (optax.sgd(optax.linear_schedule(0.1, 0.0, 3)), None),
-    "momentum": (optax.sgd(0.1, momentum=0.9, nesterov=True), None),
+    "momentum": (optax.sgd(optax.linear_schedule(0.1, 0.0, 3), momentum=0.9, nesterov=True), None),
     "adam": (optax.adam(0.1), None),
-    "bfloat16": (optax.adam(0.1, mu_dtype=jnp.bfloat16), None),
     "decay of matrices": (optax.adamw(0.1, mask=is_matrix), AXES),
     "labels": (
         optax.multi_transform({"slow": optax.sgd(0.1), "fast": optax.adam(0.1)}, by_name),
         NAMES,
     ),
-    "injected": (optax.inject_hyperparams(optax.rmsprop)(learning_rate=0.1), None),
-    "own start": (optax.ema(0.9), None),
+    "injected": (
+        optax.inject_hyperparams(optax.adam, "mu_dtype")(0.1, mu_dtype=jnp.bfloat16),
+        None,
+    ),
 }
 
 
@@ -117,8 +117,8 @@ def test_a_state_that_starts_from_the_parameters_and_one_number_a_leaf():
 
 def losses(params, x):
     for layer in params["layers"]:
-        x = jnp.tanh(x @ layer["w"] + layer["b"])
-    return params["scale"] * (x**2).sum(1)
+        x = x @ layer["w"] + layer["b"]
+    return params["scale"] * x.sum(1)
 
 
 @pytest.fixture(scope="module")
@@ -221,9 +221,14 @@ def test_a_large_table_in_a_packed_tree_has_rows_for_a_gradient():
     _, gradients = rx.value_and_grad(loss)(params)
     assert isinstance(gradients["table"], rx.IndexedSlices)
     tx = rx.sparse_rows(rx.pack_optimizer(optax.sgd(0.1)))
-    updates, _ = tx.update(gradients, tx.init(params), params)
-    assert isinstance(updates["table"], rx.IndexedSlices)
-    found = optax.apply_updates(params, updates).unpack()
+
+    @jax.jit
+    def updated(gradients, params):
+        updates, _ = tx.update(gradients, tx.init(params), params)
+        assert isinstance(updates["table"], rx.IndexedSlices)
+        return optax.apply_updates(params, updates).unpack()
+
+    found = updated(gradients, params)
     np.testing.assert_allclose(found["table"][:5, 0], [1.0, 0.6, 1.0, 0.8, 1.0], rtol=1e-6)
     np.testing.assert_allclose(found["b"], [0.9] * 3, rtol=1e-6)
 

@@ -45,7 +45,7 @@ def pack_optimizer(transformation: Any) -> PackedTransformation:
         >>> state = tx.init(params)
         >>> gradients = jax.grad(lambda p: (p.unpack()["w"] ** 2).sum())(params)
         >>> updates, state = tx.update(gradients, state, params)
-        >>> print(optax.apply_updates(params, updates).unpack()["w"])
+        >>> print(optax.apply_updates(params, updates).unpack()["w"].round(3))
         [[0.9 0.9]
          [0.9 0.9]]
     """
