@@ -37,12 +37,12 @@ def by_name(params):
     )
 
 
+MOMENTUM = optax.sgd(optax.linear_schedule(0.1, 0.0, 3), momentum=0.9, nesterov=True)
 TRANSFORMATIONS = {
-    "momentum": (optax.sgd(optax.linear_schedule(0.1, 0.0, 3), momentum=0.9, nesterov=True), None),
     "adam": (optax.adam(0.1), None),
     "decay of matrices": (optax.adamw(0.1, mask=is_matrix), AXES),
     "labels": (
-        optax.multi_transform({"slow": optax.sgd(0.1), "fast": optax.adam(0.1)}, by_name),
+        optax.multi_transform({"slow": MOMENTUM, "fast": optax.sgd(0.1)}, by_name),
         NAMES,
     ),
     "injected": (
@@ -108,13 +108,15 @@ def test_a_state_that_starts_from_the_parameters_and_one_number_a_leaf():
 
     close(tx.unpack_state(tx.init(packed), packed), plain.init(params))
     updates, _ = tx.update(packed, tx.init(packed), packed, factor=2.0)
-    close(updates.unpack(), plain.update(params, plain.init(params), params, factor=2.0)[0])
+    wanted, _ = jax.jit(plain.update)(params, plain.init(params), params, factor=2.0)
+    close(updates.unpack(), wanted)
     assert tx.init(params)[1].keys() == {"a", "b"}  # Nothing is packed.
 
 
 # -- in steps -------------------------------------------------------------------------------------
 
 
+@jax.jit  # For the eager runner.
 def losses(params, x):
     for layer in params["layers"]:
         x = x @ layer["w"] + layer["b"]
@@ -159,10 +161,7 @@ def test_functional_state_in_a_step_is_proved_and_travels_in_one_piece(strategy,
     params = jax.tree.map(jnp.asarray, rx.pack(START))
     state = (params, tx.init(params))
     batches = list(strategy.distribute_dataset(BATCHES))
-    program = rx.explain(step, state, batches[0], remainder=False).programs[0]
-    (gradients,) = [each for each in program.requests if each.op == "MEAN"]
-    assert gradients.leaves == 2  # One pack, and a number.
-    assert [each.primitive for each in program.sent] == ["psum"]
+    assert step.lower(state, batches[0]).as_text().count('"stablehlo.all_reduce"') == 1
     for batch in batches:
         state, _ = step(state, batch)
 
