@@ -222,11 +222,20 @@ def _unpacked(params: Any) -> list[Any]:
 def _joined(members: Sequence[Any], layout: Layout, dtype: Any) -> Any:
     """One buffer of whole leaves, or of what all elements of a leaf are."""
     if all(jnp.ndim(x) == 0 for x in members):
-        sizes = layout.sizes(0)
-        each = jnp.stack([jnp.asarray(x, dtype) for x in members])
-        return jnp.repeat(each, np.array(sizes), total_repeat_length=sum(sizes))
+        return _repeated(members, layout.sizes(0), dtype)
     avals = [jax.ShapeDtypeStruct(shape, dtype) for shape in layout.shapes]
     return join([_filled(x, aval) for x, aval in zip(members, avals, strict=True)])
+
+
+def _repeated(members: Sequence[Any], sizes: Sequence[int], dtype: Any) -> Any:
+    """Each number as often as it is said."""
+    if any(isinstance(x, jax.core.Tracer) for x in members):
+        each = jnp.stack([jnp.asarray(x, dtype) for x in members])
+        return jnp.repeat(each, np.array(sizes), total_repeat_length=sum(sizes))
+    known = np.array([np.asarray(x, dtype) for x in members])
+    if known.tobytes() == known[:1].tobytes() * len(known):
+        return jnp.full(sum(sizes), known[0], dtype)
+    return jnp.asarray(np.repeat(known, sizes))
 
 
 def _filled(value: Any, aval: Any) -> Any:

@@ -224,13 +224,21 @@ def cut(layout: Layout, part: int, array: Any) -> list[Any]:
 def _cut(layout: Layout, part: int, array: Any) -> list[Any]:
     if isinstance(array, (np.ndarray, jax.core.Tracer)):
         return cut(layout, part, array)
-    found: list[Any] = _cut_on_devices(layout, part, kept_sharding(array))(array)
+    # One program with hundreds of results is compiled for seconds; one a shape takes none.
+    found, start, sharding = [], 0, kept_sharding(array)
+    for place, size in zip(layout.packs[part], layout.sizes(part), strict=True):
+        found.append(_slice(layout.shapes[place], sharding)(array, np.int32(start)))
+        start += size
     return found
 
 
-@functools.lru_cache(maxsize=256)
-def _cut_on_devices(layout: Layout, part: int, sharding: Any) -> Any:
-    return jax.jit(functools.partial(cut, layout, part), out_shardings=sharding)
+@functools.lru_cache(maxsize=1024)
+def _slice(shape: _Shape, sharding: Any) -> Any:
+    def leaf(array: jax.Array, start: Any) -> jax.Array:
+        flat = lax.dynamic_slice(array, (start,), (math.prod(shape),))
+        return lax.reshape(flat, shape)
+
+    return jax.jit(leaf, out_shardings=sharding)
 
 
 def kept_sharding(array: jax.Array) -> Any:
