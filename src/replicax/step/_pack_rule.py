@@ -11,7 +11,7 @@ with the states of all its leaves, and None stands for those of the others.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,12 +22,16 @@ from replicax import errors
 from replicax.step._element_evaluation import NotElementwise
 from replicax.step._element_rule import ElementRule
 from replicax.step._expressions import kinds_of_leaves
+from replicax.step._pack_refusals import (
+    not_elementwise,
+    other_state,
+    treated_differently,
+)
 from replicax.values import Packed
-from replicax.values._packed import Layout, cut, is_packed, layout_of
+from replicax.values._layout import Layout, cut
+from replicax.values._packed import is_packed, layout_of
 from replicax.values._packing import join
 from replicax.values._sparse import dense
-
-_SHOWN = 8
 
 
 class _Pack(NamedTuple):
@@ -61,7 +65,7 @@ class PackRule:
         try:
             self._rule = ElementRule(transformation, _unpacked_shapes(params), extra=extra)
         except NotElementwise as verdict:
-            raise _not_elementwise(verdict.reason) from None
+            raise not_elementwise(verdict.reason) from None
         leaf_of = self._rule.leaf_of
         states_of: list[list[int]] = [[] for _ in self._rule.leaves]
         for state, leaf in enumerate(leaf_of):
@@ -74,7 +78,7 @@ class PackRule:
             self._first.append(leaves[0])
             if layout is not None:
                 if len({kinds[k] for k in leaves}) > 1:
-                    raise _treated_differently(layout, [kinds[k] for k in leaves])
+                    raise treated_differently(layout, [kinds[k] for k in leaves])
                 slots = list(zip(*(states_of[k] for k in leaves), strict=True))
                 self._packs.append(_Pack(layout, leaves, slots))
 
@@ -116,10 +120,10 @@ class PackRule:
         """The packed state, from one with whole leaves."""
         structure: Any = jax.tree.structure(state)
         if structure != jax.tree.structure(self._rule.state):
-            raise _other_state(f"its structure is {structure}")
+            raise other_state(f"its structure is {structure}")
         for leaf, aval in zip(jax.tree.leaves(state), self._rule.state_leaves, strict=True):
             if (jnp.shape(leaf), jnp.result_type(leaf)) != (aval.shape, aval.dtype):
-                raise _other_state(
+                raise other_state(
                     f"a leaf has shape {jnp.shape(leaf)} and dtype {jnp.result_type(leaf)} where "
                     f"{aval.shape} and {aval.dtype} are meant to be"
                 )
@@ -153,7 +157,7 @@ class PackRule:
         try:
             found = self._rule.flat_state(state)
         except ValueError as error:
-            raise _other_state(str(error)) from None
+            raise other_state(str(error)) from None
         layouts = [layout_of(x) if is_packed(x) else x is None for x in found]
         wanted: list[Any] = [False] * len(found)
         for pack in self._packs:
@@ -165,7 +169,7 @@ class PackRule:
             if has != needs:
                 what = has if isinstance(has, Layout) else "None" if has else "an array"
                 where = needs if isinstance(needs, Layout) else "None" if needs else "an array"
-                raise _other_state(f"there is {what} where {where} is meant to be")
+                raise other_state(f"there is {what} where {where} is meant to be")
         return [x.parts[0] if is_packed(x) else x for x in found]
 
 
@@ -258,56 +262,3 @@ def _flattened_up_to(structure: Any, gradients: Any) -> list[Any]:
             )
         ) from None
     return found
-
-
-# -- what is refused -------------------------------------------------------------------------
-
-
-def _not_elementwise(reason: str) -> errors.UnimplementedError:
-    return errors.UnimplementedError(
-        errors.describe(
-            "A packed optimizer was given a transformation that does not treat each element by "
-            "itself.",
-            why=f"Of packed leaves it would make other numbers: {reason}.",
-            fix="Leave that part out (clip with `rx.clip_by_global_norm` before, which takes "
-            "packed gradients), or do not pack what it is for.",
-        )
-    )
-
-
-def _treated_differently(layout: Layout, kinds: Sequence[Hashable]) -> errors.InvalidArgumentError:
-    ways = list(dict.fromkeys(kinds))
-    rows: list[tuple[str, object, str]] = [
-        (label, shape, f"way {ways.index(kind) + 1}")
-        for label, shape, kind in zip(layout.labels, layout.shapes, kinds, strict=True)
-    ]
-    # Of each way some, in the order of the ways.
-    rows = sorted(rows, key=lambda row: row[2])
-    if len(rows) > _SHOWN:
-        most = max(1, _SHOWN // len(ways))
-        seen = [[row for row in rows if row[2] == f"way {k + 1}"][:most] for k in range(len(ways))]
-        rows = [row for some in seen[:_SHOWN] for row in some]
-        rows.append((f"({len(kinds)} leaves in all)", "", f"{len(ways)} ways"))
-    return errors.InvalidArgumentError(
-        errors.describe(
-            "A packed optimizer was given a transformation that treats leaves of one pack in "
-            f"different ways: `{layout.names[0]}`.",
-            table=errors.Table(("leaf", "shape", "is updated in"), rows),
-            why="A mask, labels or a schedule tell them apart; the pack is updated as one array.",
-            fix="Pack what is treated alike: `rx.pack(params, by=labels)`, where `labels` is a "
-            "tree of what tells the leaves apart, such as `jax.tree.map(jnp.ndim, params)` or the "
-            "transformation's mask.",
-        )
-    )
-
-
-def _other_state(how: str) -> errors.InvalidArgumentError:
-    return errors.InvalidArgumentError(
-        errors.describe(
-            "A packed optimizer was given a state that is not for these parameters.",
-            why=f"It must be that of parameters packed like these; but {how}.",
-            fix="Pass what `init` or the last `update` gave for parameters packed alike. Take it "
-            "to another packing with `unpack_state` (the old parameters) and `pack_state` (the "
-            "new ones).",
-        )
-    )

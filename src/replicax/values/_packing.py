@@ -15,7 +15,8 @@ from replicax import errors
 from replicax.collectives import PackLimits, plan_packs
 from replicax.values._combine import is_leaf
 from replicax.values._indexed_slices import IndexedSlices
-from replicax.values._packed import Layout, Packed, is_packed, kept_sharding
+from replicax.values._layout import Layout, kept_sharding
+from replicax.values._packed import Packed, is_packed
 
 _LEAF_BYTES, _PACK_BYTES = 64 * 1024, 4 * 1024 * 1024
 
