@@ -22,6 +22,7 @@ import replicax as rx
 
 AXIS = "replica"
 BUCKET_BYTES = 4 * 1024 * 1024
+MANY_LEAVES, SMALL_BYTES = 20, 64 * 1024
 SPLIT, WHOLE = PartitionSpec(AXIS), PartitionSpec()
 
 
@@ -33,7 +34,14 @@ def functional(strategy: rx.Strategy, workload: Workload) -> Step:
     return _kept(*functional_step(strategy, workload))
 
 
-def functional_step(strategy: rx.Strategy, workload: Workload) -> tuple[Any, Any, Any]:
+def packed_functional(strategy: rx.Strategy, workload: Workload) -> Step:
+    """State in, state out, in a few buffers."""
+    return _kept(*functional_step(strategy, workload, packed=True))
+
+
+def functional_step(
+    strategy: rx.Strategy, workload: Workload, *, packed: bool = False
+) -> tuple[Any, Any, Any]:
     """An `rx.function` of `state, loss = step(state, batch)`, with its first arguments."""
 
     def replica_step(state: Any, batch: Any) -> Any:
@@ -45,12 +53,18 @@ def functional_step(strategy: rx.Strategy, workload: Workload) -> tuple[Any, Any
     def run(state: Any, batch: Any) -> Any:
         return strategy.run(replica_step, args=(state, batch))
 
-    return run, placed(strategy, workload.state(), WHOLE), _distributed(strategy, workload)
+    state = _state(workload, packed=packed)
+    return run, placed(strategy, state, WHOLE), _distributed(strategy, workload)
 
 
-def variables(strategy: rx.Strategy, workload: Workload) -> Step:
+def _state(workload: Workload, *, packed: bool) -> tuple[Any, Any]:
+    parameters, statistics = workload.state()
+    return (rx.pack(parameters) if packed else parameters), statistics
+
+
+def variables(strategy: rx.Strategy, workload: Workload, *, packed: bool = False) -> Step:
     """The state in variables, which a step writes in place."""
-    leaves, structure = jax.tree.flatten(workload.state())
+    leaves, structure = jax.tree.flatten(_state(workload, packed=packed))
     with strategy.scope():
         cells = [rx.Variable(leaf, name=f"leaf{i:03d}") for i, leaf in enumerate(leaves)]
 
@@ -62,6 +76,11 @@ def variables(strategy: rx.Strategy, workload: Workload) -> Step:
         return loss
 
     return _in_place(strategy, workload, replica_step)
+
+
+def packed_variables(strategy: rx.Strategy, workload: Workload) -> Step:
+    """The same in a few variables."""
+    return variables(strategy, workload, packed=True)
 
 
 def sparse_rows(strategy: rx.Strategy, workload: Workload) -> Step:
@@ -94,7 +113,8 @@ def _gradient_step(workload: Workload, parameters: Any, statistics: Any, batch: 
     ctx = rx.get_replica_context()
 
     def loss_of(parameters: Any) -> Any:
-        rows, updated = workload.row_losses(parameters, statistics, batch)
+        whole = parameters.unpack() if isinstance(parameters, rx.Packed) else parameters
+        rows, updated = workload.row_losses(whole, statistics, batch)
         return ctx.global_mean(rows), updated
 
     (loss, updated), gradients = jax.value_and_grad(loss_of, has_aux=True)(parameters)
@@ -265,6 +285,35 @@ def rows_by_hand(strategy: rx.Strategy, workload: Workload) -> Step:
     return _placed_step(jax.jit(mapped, donate_argnums=0), strategy, workload)
 
 
+def one_buffer_kept(strategy: rx.Strategy, workload: Workload) -> Step:
+    """The parameters are one buffer, which is cut where the loss is computed."""
+    leaves, structure = jax.tree.flatten(workload.parameters())
+    sizes = [leaf.size for leaf in leaves]
+    count = strategy.num_replicas_in_sync
+
+    def replica_step(buffer: Any, batch: Any) -> Any:
+        def loss_of(buffer: Any) -> Any:
+            # Behind the barrier the cut is not computed again for each layer, or backwards.
+            parts = lax.optimization_barrier(lax.split(buffer, sizes))
+            whole = [x.reshape(leaf.shape) for x, leaf in zip(parts, leaves, strict=True)]
+            return workload.row_losses(structure.unflatten(whole), {}, batch)[0].mean()
+
+        loss, gradient = jax.value_and_grad(loss_of)(buffer)
+        loss, gradient = lax.psum(loss, AXIS) / count, lax.psum(gradient, AXIS) / count
+        return workload.updated(buffer, gradient), loss
+
+    mapped = jax.shard_map(
+        replica_step,
+        mesh=strategy.replica_mesh.mesh,
+        in_specs=(WHOLE, SPLIT),
+        out_specs=(WHOLE, WHOLE),
+        check_vma=False,
+    )
+    buffer = placed(strategy, np.concatenate([leaf.ravel() for leaf in leaves]), WHOLE)
+    run = jax.jit(mapped, donate_argnums=0)
+    return _kept(run, buffer, placed(strategy, workload.batch(), SPLIT))
+
+
 def _placed_step(run: Callable[..., Any], strategy: rx.Strategy, workload: Workload) -> Step:
     state = placed(strategy, workload.state(), WHOLE)
     return _kept(run, state, placed(strategy, workload.batch(), SPLIT))
@@ -294,6 +343,8 @@ Make = Callable[[rx.Strategy, Workload], Step]
 OURS: dict[str, Make] = {
     "functional": functional,
     "variables": variables,
+    "functional, packed state": packed_functional,
+    "variables, packed state": packed_variables,
     "functional, sparse rows": sparse_rows,
     "variables, sparse rows": sparse_variables,
 }
@@ -302,15 +353,24 @@ BY_HAND: dict[str, Make] = {
     "by hand, an all-reduce a leaf": by_hand(each_alone),
     "by hand, one buffer": by_hand(all_joined),
     IN_BUCKETS: by_hand(in_buckets),
+    "by hand, state in one buffer": one_buffer_kept,
     "by hand, automatic sharding": automatic,
     "by hand, sparse rows": rows_by_hand,
 }
 NEED_A_TABLE = {name for name in (*OURS, *BY_HAND) if name.endswith("sparse rows")}
 
 
+NEED_MANY_LEAVES = {"by hand, state in one buffer"} | {
+    name for name in OURS if name.endswith("packed state")
+}
+
+
 def makers(workload: Workload) -> dict[str, Make]:
     """The contenders that a workload is for."""
     without = set() if workload.losses_by is not None else set(NEED_A_TABLE)
-    if sum(leaf.nbytes for leaf in jax.tree.leaves(workload.state())) < BUCKET_BYTES:
+    sizes = [leaf.nbytes for leaf in jax.tree.leaves(workload.state())]
+    if sum(sizes) < BUCKET_BYTES:
         without.add(IN_BUCKETS)  # It is one buffer.
+    if len(sizes) < MANY_LEAVES or max(sizes) > SMALL_BYTES:
+        without |= NEED_MANY_LEAVES
     return {name: make for name, make in {**OURS, **BY_HAND}.items() if name not in without}

@@ -26,6 +26,8 @@ import replicax as rx
 from replicax.collectives import collectives_in
 
 FILE = Path(__file__).with_name("golden.json")
+PACKED = " in packs"
+NAMES = (*WORKLOADS, f"layers{PACKED}")
 _COPIES = re.compile(
     r" = (?P<dtype>[a-z]+\d*)\[(?P<shape>[\d,]*)\]\S* (?P<kind>copy|concatenate)\("
 )
@@ -35,8 +37,9 @@ Facts = dict[str, dict[str, int]]
 
 
 def facts(strategy: rx.Strategy, name: str) -> dict[str, int]:
-    """The numbers of one workload."""
-    run, state, batch = functional_step(strategy, WORKLOADS[name](small=True))
+    """The numbers of one workload, or of one with packed state."""
+    workload = WORKLOADS[name.removesuffix(PACKED)](small=True)
+    run, state, batch = functional_step(strategy, workload, packed=name.endswith(PACKED))
     text = run.lower(state, batch).compile(_compiler_options()).as_text()
     collectives = collectives_in(text)
     found = {
@@ -88,16 +91,14 @@ def main() -> int:
     from measuring import cpu_strategy  # noqa: PLC0415 - the test has a strategy of its own
 
     strategy = cpu_strategy()
-    found = {name: facts(strategy, name) for name in WORKLOADS}
+    found = {name: facts(strategy, name) for name in NAMES}
     if update:
         FILE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
         print(f"The golden values are in {FILE.name}.")
         return 0
     expected = golden()
     lines = [
-        line
-        for name in WORKLOADS
-        for line in differences(name, found[name], expected.get(name, {}))
+        line for name in NAMES for line in differences(name, found[name], expected.get(name, {}))
     ]
     print("\n".join(lines) or "All as in the golden values.")
     return 1 if lines else 0

@@ -37,6 +37,7 @@ from replicax.step import clip_by_global_norm as clip_by_global_norm
 from replicax.step import compute_average_loss as compute_average_loss
 from replicax.step import embedding_lookup as embedding_lookup
 from replicax.step import function as function
+from replicax.step import pack_optimizer as pack_optimizer
 from replicax.step import register_optimizer as register_optimizer
 from replicax.step import register_primitive as register_primitive
 from replicax.step import shard_optimizer as shard_optimizer
@@ -57,11 +58,13 @@ from replicax.values import DistributedValues as DistributedValues
 from replicax.values import IndexedSlices as IndexedSlices
 from replicax.values import Mirrored as Mirrored
 from replicax.values import MirroredVariable as MirroredVariable
+from replicax.values import Packed as Packed
 from replicax.values import PerReplica as PerReplica
 from replicax.values import SyncOnReadVariable as SyncOnReadVariable
 from replicax.values import Variable as Variable
 from replicax.values import VariableAggregation as VariableAggregation
 from replicax.values import VariableSynchronization as VariableSynchronization
+from replicax.values import pack as pack
 
 if _typing.TYPE_CHECKING:
     from replicax import checkpoint as checkpoint
@@ -123,6 +126,7 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "Optimizer",
+    "Packed",
     "PerReplica",
     "PreemptionHandler",
     "ReduceOp",
@@ -156,6 +160,8 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "metrics",
+    "pack",
+    "pack_optimizer",
     "precision",
     "recording",
     "register_optimizer",

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 SPARSE = ["functional, sparse rows", "variables, sparse rows", "by hand, sparse rows"]
+PACKED = ["functional, packed state", "variables, packed state", "by hand, state in one buffer"]
 LOOPS = ["Keras loop", "Keras fit", "NNX loop"]
 HANDS = ["an all-reduce a leaf", "one buffer", "buckets of 4 MB", "automatic sharding"]
 PLAIN = ["variables", *(f"by hand, {name}" for name in HANDS)]
@@ -18,9 +19,10 @@ PLAIN = ["variables", *(f"by hand, {name}" for name in HANDS)]
         ("mlp", PLAIN),
         ("mlp", LOOPS),
         ("embedding", SPARSE),
+        pytest.param("layers", PACKED, marks=pytest.mark.slow),
         pytest.param("convnet", PLAIN, marks=pytest.mark.slow),
     ],
-    ids=["mlp", "loops", "embedding", "convnet"],
+    ids=["mlp", "loops", "embedding", "layers", "convnet"],
 )
 def test_all_contenders_have_the_same_losses(strategy, name, others, monkeypatch):
     import contenders as functions
@@ -44,10 +46,11 @@ def test_a_workload_has_the_contenders_it_is_for(strategy):
 
     made = {
         name: set(contenders(strategy, WORKLOADS[name](small=True), processes=2))
-        for name in ("mlp", "convnet", "embedding")
+        for name in ("mlp", "convnet", "embedding", "layers")
     }
 
     assert made["embedding"] - made["mlp"] == set(SPARSE)
+    assert made["layers"] - made["mlp"] == set(PACKED)
     assert made["mlp"] - made["convnet"] == {"Keras fit"}  # it normalises over the global batch
 
 

@@ -110,6 +110,46 @@ def sparse_rows_and_a_sharded_optimizer(job: Job) -> Any:
 
 
 @check
+def packed_state_of_all_workers(job: Job) -> Any:
+    """A packed state goes through steps; outside, all unpack it and pack it again."""
+    optax = pytest.importorskip("optax")
+    tx = rx.pack_optimizer(optax.sgd(0.5, momentum=0.5))
+    params = rx.pack({"a": np.float32([1.0, -1.0]), "b": np.float32([[2.0]])})
+
+    @rx.function
+    def step(state: Any, batch: Any) -> Any:
+        def replica_step(state: Any, x: Any) -> Any:
+            ctx = rx.get_replica_context()
+            params, kept = state
+
+            def loss(params: Any) -> Any:
+                whole = params.unpack()
+                return ctx.global_mean(x @ whole["a"] * whole["b"][0, 0])
+
+            value, gradients = rx.value_and_grad(loss)(params)
+            updates, kept = tx.update(ctx.all_reduce("mean", gradients), kept, params)
+            return (optax.apply_updates(params, updates), kept), value
+
+        return job.strategy.run(replica_step, args=(state, batch))
+
+    x = np.arange(14, dtype=np.float32).reshape(7, 2) / 14
+    options = rx.InputOptions(policy="data")
+    (batch,) = job.strategy.distribute_dataset([x], options)
+    (params, kept), loss = step((params, tx.init(params)), batch)
+
+    mean = x.mean(0)
+    whole = params.unpack()
+    np.testing.assert_allclose(loss, 2.0 * (mean @ [1.0, -1.0]), atol=TOLERANCE)
+    np.testing.assert_allclose(whole["a"], [1.0, -1.0] - mean, atol=TOLERANCE)
+    np.testing.assert_allclose(whole["b"], [[2.0 - 0.5 * (mean @ [1.0, -1.0])]], atol=TOLERANCE)
+    again = rx.pack(whole)
+    np.testing.assert_array_equal(again.parts[0], params.parts[0])
+    state, _ = step((again, kept), batch)
+    rx.check_replicas_equal(state)
+    return [float(loss), numbers(whole["a"]), numbers(state[0].parts[0])]
+
+
+@check
 def a_module_of_flax_trains_as_on_one_device(job: Job) -> Any:
     optax = pytest.importorskip("optax")
     nnx = pytest.importorskip("flax.nnx", reason="Flax is not installed")

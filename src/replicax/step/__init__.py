@@ -20,6 +20,7 @@ from replicax.step._losses import compute_average_loss as compute_average_loss
 from replicax.step._optimizers import Optimizer as Optimizer
 from replicax.step._optimizers import apply_gradients as apply_gradients
 from replicax.step._optimizers import register_optimizer as register_optimizer
+from replicax.step._packed_optimizer import pack_optimizer as pack_optimizer
 from replicax.step._proof import register_primitive as register_primitive
 from replicax.step._random import RandomStream as RandomStream
 from replicax.step._require_mirrored import require_mirrored as require_mirrored
@@ -59,6 +60,7 @@ __all__ = [
     "is_counted",
     "is_per_row",
     "mixed",
+    "pack_optimizer",
     "peek",
     "register_objects",
     "register_optimizer",

@@ -111,11 +111,20 @@ class Evaluation:
 
     Args:
         groups: Which elements go together.
-        bind: Computes an equation; None to learn what the program does without computing.
+        bind: Computes an elementwise equation; None to learn what the program does without
+            computing. What would be computed from elements that are left out (None) is None.
+        bind_other: Computes an equation without elements from the whole operands; by default as
+            it stands.
     """
 
-    def __init__(self, groups: Groups, bind: Callable[..., Any] | None) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        bind: Callable[..., Any] | None,
+        bind_other: Callable[..., Any] | None = None,
+    ) -> None:
         self._groups, self._bind = groups, bind
+        self._bind_other = bind_other or _computed_whole
 
     def run(self, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
         """The outputs of a jaxpr."""
@@ -161,7 +170,7 @@ class Evaluation:
             return operands  # A constant stays known.
         form = _form(eqn, operands)
         arrays = [None] * len(eqn.outvars)
-        if self._bind is not None:
+        if self._bind is not None and all(value.array is not None for value in operands):
             arrays = self._bind(eqn, [value.array for value in operands])
         is_linear = _is_linear(eqn.primitive.name, operands)
         return [Value(array, group, group is None, form, is_linear) for array in arrays]
@@ -180,16 +189,20 @@ class Evaluation:
         """An equation without elements, computed as it stands."""
         arrays = [None] * len(eqn.outvars)
         if self._bind is not None:
-            whole = [
-                jnp.broadcast_to(value.array, atom.aval.shape) if value.is_uniform else value.array
-                for value, atom in zip(operands, eqn.invars, strict=True)
-            ]
-            found = eqn.primitive.bind(*whole, **eqn.params)
-            arrays = list(found) if eqn.primitive.multiple_results else [found]
+            arrays = self._bind_other(eqn, operands)
         return [
             Value(array, None, variable.aval.shape == ())
             for array, variable in zip(arrays, eqn.outvars, strict=True)
         ]
+
+
+def _computed_whole(eqn: Any, operands: Sequence[Value]) -> list[Any]:
+    whole = [
+        jnp.broadcast_to(value.array, atom.aval.shape) if value.is_uniform else value.array
+        for value, atom in zip(operands, eqn.invars, strict=True)
+    ]
+    found = eqn.primitive.bind(*whole, **eqn.params)
+    return list(found) if eqn.primitive.multiple_results else [found]
 
 
 def computed(eqn: Any, arrays: Sequence[Any]) -> list[Any]:

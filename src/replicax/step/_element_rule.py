@@ -14,7 +14,7 @@ Everything that joins elements (a norm, a sum, a matrix product) or leaves is re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -40,7 +40,9 @@ class ElementRule:
         extra: What `update` is given by name.
 
     Attributes:
+        leaves: The shapes and dtypes of the leaves.
         state: The shapes and dtypes of the state, in a tree.
+        state_leaves: Those of its leaves.
         leaf_of: For each leaf of the state the number of the leaf of `params` whose elements it
             goes with, or None if it is the same for all.
         keeps: Numbers of leaves of which elements without a gradient, and their state, stay as
@@ -61,20 +63,20 @@ class ElementRule:
         self._transformation, self._extra = transformation, extra or {}
         params = jax.tree.map(_abstract, params)
         self.state = jax.eval_shape(transformation.init, params)
-        self._leaves, self._structure = _flat(params)
-        self._states, self._state_structure = _flat(self.state)
+        self.leaves, _ = _flat(params)
+        self.state_leaves, self._state_structure = _flat(self.state)
         # Scalars are whole in each part, so they take part like anything that is equal for all.
-        self._is_split = [leaf.ndim > 0 for leaf in self._leaves]
+        self._homes = [k if leaf.ndim > 0 else None for k, leaf in enumerate(self.leaves)]
         self._program = jax.make_jaxpr(self._updated)(params, self.state, params)
         self._start = jax.make_jaxpr(lambda p: _flat(transformation.init(p))[0])(params)
-        self._groups = Groups(len(self._leaves))
+        self._groups = Groups(len(self.leaves))
         self._analyse(set(without_gradient))
 
     def _updated(self, gradients: Any, state: Any, params: Any) -> list[Any]:
         updates, new = self._transformation.update(gradients, state, params, **self._extra)
         found, structure = _flat(new)
         if structure != self._state_structure or [_kind(x) for x in found] != [
-            _kind(x) for x in self._states
+            _kind(x) for x in self.state_leaves
         ]:
             raise NotElementwise("`update` returns a state of another structure, shape or dtype")
         return [*_flat(updates)[0], *found]
@@ -82,8 +84,8 @@ class ElementRule:
     # -- what holds for all elements --------------------------------------------
 
     def _analyse(self, without_gradient: set[int]) -> None:
-        count = len(self._leaves)
-        groups = [k if split else None for k, split in enumerate(self._is_split)]
+        count = len(self.leaves)
+        groups = self._homes
         gradients = [
             Value(
                 None,
@@ -96,16 +98,17 @@ class ElementRule:
         ]
         states = [
             Value(None, self._groups.add(), form=i) if leaf.ndim else Value(None, is_uniform=True)
-            for i, leaf in enumerate(self._states)
+            for i, leaf in enumerate(self.state_leaves)
         ]
         params = [Value(None, group, group is None) for group in groups]
-        outputs = self._run([*gradients, *states, *params], None)
+        inputs = [*gradients, *states, *params]
+        outputs = Evaluation(self._groups, None).run(self._program, inputs)
         updates, new = outputs[:count], outputs[count:]
         self.leaf_of = [self._leaf(value) for value in states]
         for i, (leaf, before, after) in enumerate(
-            zip(self.leaf_of, self._states, new, strict=True)
+            zip(self.leaf_of, self.state_leaves, new, strict=True)
         ):
-            if leaf is not None and before.shape != self._leaves[leaf].shape:
+            if leaf is not None and before.shape != self.leaves[leaf].shape:
                 raise NotElementwise("its state has another shape than the leaf that it is for")
             if self._leaf(after) != leaf and not (leaf is not None and after.is_uniform):
                 raise NotElementwise(f"leaf {i} of its state goes with other elements afterwards")
@@ -133,6 +136,15 @@ class ElementRule:
         """Leaves of a state as a state."""
         return self._state_structure.unflatten(leaves)
 
+    def flat_state(self, state: Any) -> list[Any]:
+        """What stands in the places of the leaves of a state.
+
+        Raises:
+            ValueError: It is no such state.
+        """
+        places: list[Any] = self._state_structure.flatten_up_to(state)
+        return places
+
     # -- parts of elements --------------------------------------------------------
 
     def start(self, params: Sequence[Any]) -> list[Any]:
@@ -141,10 +153,7 @@ class ElementRule:
         Returns:
             A scalar where all elements start alike, else the whole leaf.
         """
-        values = [
-            Value(x, k if split else None, not split)
-            for k, (x, split) in enumerate(zip(params, self._is_split, strict=True))
-        ]
+        values = [Value(x, home, home is None) for x, home in zip(params, self._homes, strict=True)]
         found = Evaluation(self._groups, computed).run(self._start, values)
         return [value.array for value in found]
 
@@ -154,31 +163,48 @@ class ElementRule:
         """The updates and the new state of parts: of each leaf any elements, in any shape.
 
         Args:
-            gradients: One part a leaf.
+            gradients: One part a leaf; None for leaves that are left out.
             states: The same elements of the leaves of the state that go with them.
             params: The same elements of the parameters.
         """
-        count = len(self._leaves)
-        groups = [k if split else None for k, split in enumerate(self._is_split)]
+        found = self.evaluated(gradients, states, params, computed)
+        arrays, homes = [*gradients, *states], [*self._homes, *self.leaf_of]
+        whole = [
+            x if home is None else None if array is None else jnp.broadcast_to(x, jnp.shape(array))
+            for x, array, home in zip(found, arrays, homes, strict=True)
+        ]
+        count = len(self.leaves)
+        return whole[:count], whole[count:]
+
+    def evaluated(
+        self,
+        gradients: Sequence[Any],
+        states: Sequence[Any],
+        params: Sequence[Any],
+        bind: Callable[..., Any],
+        bind_other: Callable[..., Any] | None = None,
+    ) -> list[Any]:
+        """What the program of `update` makes of parts, or of what stands for them.
+
+        Args:
+            gradients: One part a leaf.
+            states: One for each leaf of the state.
+            params: One part a leaf.
+            bind: As of `Evaluation`.
+            bind_other: As of `Evaluation`.
+
+        Returns:
+            The updates, then the leaves of the new state.
+        """
         arrays = [*gradients, *states, *params]
-        homes = [*groups, *self.leaf_of, *groups]
-        scalars = [leaf.ndim == 0 for leaf in (*self._leaves, *self._states, *self._leaves)]
+        homes = [*self._homes, *self.leaf_of, *self._homes]
+        scalars = [leaf.ndim == 0 for leaf in (*self.leaves, *self.state_leaves, *self.leaves)]
         values = [
             Value(array, home, home is None and scalar)
             for array, home, scalar in zip(arrays, homes, scalars, strict=True)
         ]
-        found = self._run(values, computed)
-        shapes = [
-            None if home is None else jnp.shape(x) for x, home in zip(arrays, homes, strict=True)
-        ]
-        whole = [
-            x.array if shape is None else jnp.broadcast_to(x.array, shape)
-            for x, shape in zip(found, shapes, strict=False)
-        ]
-        return whole[:count], whole[count:]
-
-    def _run(self, values: Sequence[Value], bind: Any) -> list[Value]:
-        return Evaluation(self._groups, bind).run(self._program, values)
+        found = Evaluation(self._groups, bind, bind_other).run(self._program, values)
+        return [value.array for value in found]
 
 
 def _flat(tree: Any) -> tuple[list[Any], Any]:

@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from replicax import errors
+from replicax.step._packed_optimizer import PackedTransformation, pack_optimizer
 from replicax.step._require_mirrored import require_mirrored
 from replicax.step._row_updates import RowUpdates, check_rows
 from replicax.step._sharded_optimizer import ShardedTransformation
 from replicax.step._sharded_update import ShardedUpdate, check_outermost
 from replicax.step._sparse import holds_sparse_rows
 from replicax.values import Variable, as_variable, current_frame
+from replicax.values._packed import holds_packed
 from replicax.values._sparse import dense, is_sparse
 
 _KINDS: list[tuple[Callable[[Any], bool], Callable[..., Any]]] = []
@@ -121,6 +123,9 @@ class Optimizer:
     those of the dense gradient. Of other transformations the gradient is made dense, unless
     `sparse_rows` is "lazy".
 
+    Variables may be the parts of packed trees, `jax.tree.map(rx.Variable, rx.pack(params))`: each
+    pack is updated as one array, by the rule that its leaves have (`rx.pack_optimizer`).
+
     Args:
         transformation: An `optax.GradientTransformation`, or anything with its `init` and `update`.
         variables: A tree of variables. Those that are not trainable are refused.
@@ -136,7 +141,9 @@ class Optimizer:
 
     Raises:
         ArgumentTypeError: No transformation, or something else than variables.
-        InvalidArgumentError: `sparse_rows` is neither.
+        InvalidArgumentError: `sparse_rows` is neither; or variables are packed together that the
+            transformation treats in different ways.
+        UnimplementedError: Variables are packed, and it does not treat each element by itself.
 
     Examples:
         >>> import optax
@@ -184,6 +191,8 @@ class Optimizer:
                 )
         self.transformation = transformation
         self.variables = variables
+        if holds_packed(variables) and not isinstance(transformation, PackedTransformation):
+            transformation = pack_optimizer(transformation)
         self._rows = RowUpdates(transformation, is_lazy=sparse_rows == "lazy")
         self._jitted = jax.jit(self._update)
         self._sharded: ShardedUpdate | None = None

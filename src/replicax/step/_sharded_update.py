@@ -17,6 +17,7 @@ from replicax.step._shares import Sharing, is_cut
 from replicax.step._single_context import required_replica_context
 from replicax.values import PerReplica, Variable, current_frame
 from replicax.values._exchange import all_components
+from replicax.values._packed import holds_packed
 from replicax.values._sharded import ShardedVariable, from_shares, share_length, shares_on
 from replicax.values._sparse import dense
 
@@ -122,8 +123,10 @@ def rule_of(transformation: Any, params: Any, extra: dict[str, Any] | None = Non
     """The rule of a transformation for each element.
 
     Raises:
-        UnimplementedError: It has none.
+        UnimplementedError: It has none, or the parameters are packed.
     """
+    if holds_packed(params):
+        raise not_packed("rx.shard_optimizer was given packed parameters.")
     try:
         return ElementRule(transformation, params, extra=extra)
     except NotElementwise as verdict:
@@ -137,6 +140,17 @@ def rule_of(transformation: Any, params: Any, extra: dict[str, Any] | None = Non
                 "gradients)`, then `gradients, norm = rx.clip_by_global_norm(gradients, limit)`.",
             )
         ) from None
+
+
+def not_packed(what: str) -> errors.UnimplementedError:
+    """The error of a sharded optimizer for packed parameters."""
+    return errors.UnimplementedError(
+        errors.describe(
+            what,
+            why="A sharded optimizer packs by itself what it sends.",
+            fix="Give it the tree as it is: `rx.Optimizer(rx.shard_optimizer(tx), variables)`.",
+        )
+    )
 
 
 def shapes_of_cut_state(rule: ElementRule, params: Sequence[Any]) -> list[tuple[int, ...] | None]:

@@ -27,6 +27,8 @@ from replicax.values._kinds import VariableAggregation as VariableAggregation
 from replicax.values._kinds import VariableSynchronization as VariableSynchronization
 from replicax.values._mesh import AXIS as AXIS
 from replicax.values._mesh import ReplicaMesh as ReplicaMesh
+from replicax.values._packed import Packed as Packed
+from replicax.values._packing import pack as pack
 from replicax.values._sync_on_read import SyncOnReadVariable as SyncOnReadVariable
 from replicax.values._variable import MirroredVariable as MirroredVariable
 from replicax.values._variable import Variable as Variable
@@ -41,6 +43,7 @@ __all__ = [
     "IndexedSlices",
     "Mirrored",
     "MirroredVariable",
+    "Packed",
     "PerReplica",
     "Provenance",
     "ReplicaMesh",
@@ -55,6 +58,7 @@ __all__ = [
     "depth",
     "entered",
     "live_variables",
+    "pack",
     "register_foreign",
     "register_frame_hook",
     "regroup",
