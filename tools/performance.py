@@ -34,11 +34,12 @@ What a step costs beside the best that we know by hand in jax, and beside other 
 is written by `tools/performance.py` from the figures of `make bench` and `make bench-peers`.
 
 Two replicas share {cores} CPU cores: in one process on two logical devices, or in two processes
-with one thread for arithmetic each (`NPROC=1`, as the launcher sets it), which talk over Gloo. All contenders do the same arithmetic on the same weights
-and rows: float32, gradient descent, the loss is the mean over the global batch, and their losses
-after 20 steps agree to 0.001, which the benchmark checks. Each library has a program of its own,
-which waits while others train. Contenders take turns, and a ratio is taken within each round, so
-that a busy machine slows both sides of it. A figure is the median of the rounds; the lowest and the
+with one thread for arithmetic each (`NPROC=1`, as the launcher sets it), which talk over Gloo.
+All contenders do the same arithmetic on the same weights and rows: float32, gradient
+descent, the loss is the mean over the global batch, and their losses after 20 steps agree to 0.001,
+which the benchmark checks. Each library has a program of its own, which waits while others train.
+Contenders take turns, and a ratio is taken within each round, so that a busy machine slows both
+sides of it. A figure is the median of the rounds; the lowest and the
 highest stand in brackets. Compare ratios, not milliseconds. Below 1, the first is faster.
 """
 
@@ -65,10 +66,10 @@ in one of these ways:
 The best by hand is another one for each workload; replicax is compared with whichever it is.
 
 *Functional* is state in, state out; *variables* are written in place; *packed state* is `rx.pack`;
-*sparse rows* is `rx.embedding_lookup`, by itself or with an `rx.Optimizer`. The *Keras loop*, *Keras
-fit* and the *NNX loop* hold one weight a leaf in a model and use the library's optimizer. `fit` reads its
-batches, one epoch a turn; it normalises over the global batch, which is other arithmetic, so it is
-left out on the ConvNet.
+*sparse rows* is `rx.embedding_lookup`, by itself or with an `rx.Optimizer`. The *Keras loop*,
+*Keras fit* and the *NNX loop* hold one weight a leaf in a model and use the library's optimizer.
+`fit` reads its batches, one epoch a turn; it normalises over the global batch, which is other
+arithmetic, so it is left out on the ConvNet.
 """
 
 PEERS_HEAD = """
