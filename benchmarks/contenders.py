@@ -215,14 +215,7 @@ def by_hand(mean: Mean) -> Callable[[rx.Strategy, Workload], Step]:
             loss, gradients, updated = structure.unflatten(mean(leaves, count))
             return (workload.updated(parameters, gradients), updated), loss
 
-        mapped = jax.shard_map(
-            replica_step,
-            mesh=strategy.replica_mesh.mesh,
-            in_specs=(WHOLE, SPLIT),
-            out_specs=(WHOLE, WHOLE),
-            check_vma=False,
-        )
-        return _placed_step(jax.jit(mapped, donate_argnums=0), strategy, workload)
+        return _placed_step(_mapped(replica_step, strategy), strategy, workload)
 
     return made
 
@@ -275,14 +268,7 @@ def rows_by_hand(strategy: rx.Strategy, workload: Workload) -> Step:
         rest = {name: leaf for name, leaf in parameters.items() if name != "table"}
         return ({"table": table, **workload.updated(rest, gradients)}, statistics), loss
 
-    mapped = jax.shard_map(
-        replica_step,
-        mesh=strategy.replica_mesh.mesh,
-        in_specs=(WHOLE, SPLIT),
-        out_specs=(WHOLE, WHOLE),
-        check_vma=False,
-    )
-    return _placed_step(jax.jit(mapped, donate_argnums=0), strategy, workload)
+    return _placed_step(_mapped(replica_step, strategy), strategy, workload)
 
 
 def one_buffer_kept(strategy: rx.Strategy, workload: Workload) -> Step:
@@ -302,6 +288,13 @@ def one_buffer_kept(strategy: rx.Strategy, workload: Workload) -> Step:
         loss, gradient = lax.psum(loss, AXIS) / count, lax.psum(gradient, AXIS) / count
         return workload.updated(buffer, gradient), loss
 
+    buffer = placed(strategy, np.concatenate([leaf.ravel() for leaf in leaves]), WHOLE)
+    batch = placed(strategy, workload.batch(), SPLIT)
+    return _kept(_mapped(replica_step, strategy), buffer, batch)
+
+
+def _mapped(replica_step: Callable[..., Any], strategy: rx.Strategy) -> Callable[..., Any]:
+    """`state, loss = step(state, batch)` over all replicas, with donated state."""
     mapped = jax.shard_map(
         replica_step,
         mesh=strategy.replica_mesh.mesh,
@@ -309,9 +302,7 @@ def one_buffer_kept(strategy: rx.Strategy, workload: Workload) -> Step:
         out_specs=(WHOLE, WHOLE),
         check_vma=False,
     )
-    buffer = placed(strategy, np.concatenate([leaf.ravel() for leaf in leaves]), WHOLE)
-    run = jax.jit(mapped, donate_argnums=0)
-    return _kept(run, buffer, placed(strategy, workload.batch(), SPLIT))
+    return jax.jit(mapped, donate_argnums=0)
 
 
 def _placed_step(run: Callable[..., Any], strategy: rx.Strategy, workload: Workload) -> Step:

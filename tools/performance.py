@@ -127,9 +127,10 @@ values in `benchmarks/golden.json`. `python benchmarks/golden.py --update` write
 
 ## What is missing
 
-- On the transformer, automatic sharding is ahead of everything else by some percent: XLA joins the
-  transpose of a gradient with the matrix product before it, unless the all-reduce stands between
-  them, as it does there. Parting them by hand made other workloads slower, so it is left to XLA.
+- On the transformer, automatic sharding is ahead of everything else by some percent. What differs
+  in the programs is that XLA joins the transpose of a gradient with the matrix product before it,
+  unless the all-reduce stands between them, as it does there; that this is the cause is likely, not
+  shown. Parting them by hand made other workloads slower, so it is left to XLA.
 - On the 200 layers, the gradients alone take about a third of what one all-reduce a leaf takes in
   one process (7.5 of 23 ms), and a hundredth between two, so those targets are not in reach here.
 - Keras' DataParallel is measured in one process: between processes it takes no arrays.
