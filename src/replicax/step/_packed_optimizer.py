@@ -22,6 +22,10 @@ def pack_optimizer(transformation: Any) -> PackedTransformation:
     it does to the leaves of the unpacked parameters. If it treats each element by itself, and the
     leaves of one pack alike, each pack is updated as one array; else it is an error.
 
+    What it does is read once for parameters of one structure, as `jax.jit` would. So what it reads
+    from elsewhere, such as a Python variable in a schedule, keeps the value of that moment; numbers
+    that are to change belong in the state (`optax.inject_hyperparams`).
+
     Parameters may hold packed trees anywhere; without one it is the transformation itself.
     `rx.Optimizer` does this by itself.
 
